@@ -1,7 +1,7 @@
 """State machines as data: what a state does with an event is a row of a table, and a pair that has no row raises.
 
 One class serves every lifecycle: a request at the router (`router/core/requests/lifecycle.py`), a request on a worker
-(`prefill/lifecycle.py`, `decode/lifecycle.py`), a fetch (`shared/transfer/fetch_states.py`) and the drain of a router
+(`prefill/lifecycle.py`, `decode/lifecycle.py`), a fetch (`shared/transfer/fetches.py`) and the drain of a router
 (`router/core/drain.py`). The table does not know what a state holds or what an event costs. It has no conditions: the
 caller decides which event has happened. The pictures in docs/request-life.md are made by `diagram()`. The idea is
 h11's (`_state.py`).

@@ -15,9 +15,8 @@ from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.grants import Grants
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.new_reader import make_here, make_on_thread
 from shared.transfer.protocol import FetchEvent
-from shared.transfer.reader import Reader
+from shared.transfer.reader import Reader, make_here, make_on_thread
 from shared.wire.baton import Baton, Holder, agent_name
 
 

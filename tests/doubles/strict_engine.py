@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.protocol import DecodeAttention, PlannedAttention, StreamAttention
-from shared.engine.cuda.reference import ReferenceKernels
+from shared.engine.cuda.step_kernels import ReferenceKernels
 from tests.doubles.late_stream import LateStream
 
 

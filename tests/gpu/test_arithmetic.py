@@ -14,11 +14,9 @@ from shared.engine.attention.plan_guard import PlanGuard
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.kernels import CudaKernels
-from shared.engine.cuda.ops import FlashInferOps
-from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS
+from shared.engine.cuda.platform import FlashInferOps
+from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS, ReferenceKernels, read_reports
 from shared.engine.cuda.stream import CudaStream
-from shared.engine.cuda.token_reports import read_reports
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.driver import tokens_of

@@ -27,7 +27,7 @@ def test_no_function_of_the_engine_has_more_than_six_parameters() -> None:
         for function in file.functions()
         if (count := parameters(function)) > PARAMETERS_MAX
     }
-    kernels = {f"cuda/{name}.py": 9 for name in ("kernels", "reference", "step_kernels")}
+    kernels = {f"cuda/{name}.py": 9 for name in ("kernels", "step_kernels")}
     assert many == {(path, ARGUMENTS_OF_A_KERNEL): count for path, count in kernels.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a model asks of attention: plan once a step, attend once a layer."""
+"""What a model asks of attention: plan once a step, attend once a layer; and the cap of scores that all apply."""
 
 from __future__ import annotations
 
@@ -46,3 +46,8 @@ class StreamAttention(Protocol):
 
     def for_decode(self, device: PagedBatch) -> DecodeAttention:
         """Attention over static arrays: one row a request; `kv_indices` is as long as it can ever be."""
+
+
+def soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(x / cap), or x itself where there is no cap; float32 of any shape."""
+    return x if cap is None else (x / cap).tanh() * cap

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
 from shared.engine.attention.plan_guard import PlanGuard
-from shared.engine.attention.soft_cap import soft_cap
+from shared.engine.attention.protocol import soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.streams import Stream

@@ -1,8 +1,8 @@
 """`StepKernels` by `step_kernels.cu`, compiled at start for the GPU that is there.
 
 NVRTC compiles it, so an image needs no nvcc and no header; it and `cuda-bindings` come with torch on CUDA. Products are
-not fused into sums: tokens are then those of `reference.py`. Has not run on a GPU yet: tests compile the same source
-for CPUs, launch it through the same code, and have NVRTC compile it for four architectures.
+not fused into sums: tokens are then those of `ReferenceKernels`. Has not run on a GPU yet: tests compile the same
+source for CPUs, launch it through the same code, and have NVRTC compile it for four architectures.
 """
 
 from __future__ import annotations

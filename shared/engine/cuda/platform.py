@@ -5,10 +5,14 @@ The second is for tests and rehearsals: all but the kernels' own arithmetic is t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
 from shared.engine.attention.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
@@ -19,17 +23,15 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.gpu import find_gpu, make_products_deterministic
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.kernels import CudaKernels
 from shared.engine.cuda.memory import DeviceMemory
-from shared.engine.cuda.ops import FlashInferOps
-from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import StepKernels
+from shared.engine.cuda.step_kernels import ReferenceKernels, StepKernels
 from shared.engine.cuda.stream import CudaStream
-from shared.engine.model.ops import Ops
+from shared.engine.model.ops import Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Stream
+from shared.primitives.errors import ConfigError, StartError
 
 
 @dataclass(frozen=True)
@@ -109,3 +111,122 @@ def cuda_platform(deterministic: bool) -> Platform:
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",
     )
+
+
+# ---- is there a GPU that will do? ------------------------------------------------------------------------------------
+CAPABILITY_MIN = (7, 5)  # FlashInfer's
+ALLOCATOR_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # torch's name since 2.9, and the one before
+
+
+def find_gpu() -> tuple[int, int]:
+    """The compute capability of the GPU. Raises `StartError` or `ConfigError` where it cannot be used."""
+    if torch.version.cuda is None:
+        raise StartError(
+            f"device cuda needs torch's build for CUDA, found {torch.__version__}: install segue[cuda], "
+            "or use the worker's image of target cuda, or device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise StartError(
+            f"device cuda finds no GPU with torch {torch.__version__}: `nvidia-smi` should show one, and a driver of "
+            "580 or newer. A container needs the NVIDIA container toolkit, a pod the resource nvidia.com/gpu"
+        )
+    _refuse_unreadable_memory()
+    major, minor = torch.cuda.get_device_capability()
+    if (major, minor) < CAPABILITY_MIN:
+        wanted, name = ".".join(map(str, CAPABILITY_MIN)), torch.cuda.get_device_name()
+        raise ConfigError(
+            f"FlashInfer's kernels need compute capability {wanted}, {name} has {major}.{minor}: use device cpu"
+        )
+    return major, minor
+
+
+def _refuse_unreadable_memory() -> None:
+    """Memory must come from cudaMalloc: other processes cannot read any other by cuda_ipc."""
+    for name in ALLOCATOR_VARIABLES:
+        settings = os.environ.get(name, "").replace(" ", "").split(",")
+        if "expandable_segments:True" in settings:
+            raise ConfigError(
+                f"{name} has expandable_segments, whose memory other processes cannot read by cuda_ipc: leave it out"
+            )
+    if (backend := torch.cuda.get_allocator_backend()) != "native":
+        raise ConfigError(
+            f"torch allocates by {backend}, whose memory other processes cannot read by cuda_ipc: leave backend out of "
+            f"{' and '.join(ALLOCATOR_VARIABLES)}"
+        )
+
+
+def make_products_deterministic() -> None:
+    """Let cuBLAS sum in one order for every batch: without split-k, whose parts depend on the number of rows.
+
+    As vLLM does it for GPUs of compute capability 9.0 and above (batch_invariant.py). Before the first product.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
+
+
+# ---- FlashInfer's kernels, and cuBLAS where torch has the better one. Has not run on a GPU yet -----------------------
+class FlashInferOps:
+    """See `Ops`."""
+
+    def __init__(self, flashinfer: Any) -> None:
+        """`flashinfer` is the package, see `flashinfer_package`."""
+        self._flashinfer = flashinfer
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """See `Ops`."""
+        return partial(torch.nn.functional.linear, weight=weight, bias=bias)
+
+    def head(self, weight: Tensor) -> Linear:
+        """See `Ops`."""
+        return partial(torch.mm, mat2=weight.t(), out_dtype=torch.float32)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""
+        normed: Tensor = self._flashinfer.rmsnorm(x, weight, epsilon)
+        return normed
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops`; both are overwritten."""
+        self._flashinfer.fused_add_rmsnorm(x, residual, weight, epsilon)
+        return x, residual
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`."""
+        product: Tensor = self._flashinfer.silu_and_mul(gate_up)
+        return product
+
+    def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`; of torch, as no family that needs it has been brought to GPUs yet."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Ops`; both are overwritten."""
+        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
+            positions, q, k, q.shape[-1], cos_sin, is_neox=True
+        )
+        return q, k
+
+    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
+        """See `Ops`, but the lowest above -inf where fewer than k are.
+
+        torch.topk takes one k for all rows, as a number of the host; sorting 256 rows of 150,000 needs half a GB.
+        """
+        kept = self._flashinfer.top_k_mask_logits(
+            logits, top_k
+        )  # the k-th highest, its equals, and above; or -inf
+        return torch.where(kept == -torch.inf, torch.inf, kept).amin(-1)
+
+    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
+        """See `Ops`. Sums are exact, by integers: run after run, and in any batch, the same tokens are held."""
+        shares = self._flashinfer.top_p_renorm_probs(logits.softmax(-1), top_p, is_deterministic=True)
+        floor = torch.where(shares > 0, logits, torch.inf).amin(-1)
+        return torch.where(top_p < 1, floor, -torch.inf)

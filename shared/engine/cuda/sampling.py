@@ -23,7 +23,7 @@ from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.token_reports import ReportBuffers, read_reports
+from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.model.ops import Ops
 from shared.engine.parts import OnLogits

@@ -1,4 +1,4 @@
-// What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to reference.py
+// What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to its ReferenceKernels
 // but for the last bits of a logprob.
 //
 // Compiled by NVRTC at start, for the GPU that is there (kernels.py); no header is needed. Each kernel runs with any
@@ -19,7 +19,7 @@ enum { LOGPROB = 0, RANK = 2, TOP_IDS = 4, TOP_LOGPROBS = 24, REPORT_WORDS = 64 
 // The noise lies between -2.82 and 16.64. So below this no token beats the highest one, whatever is drawn for either.
 #define HOPELESS -19.5f
 
-// ---- the noise of gumbel.py, the same bits but for the last of logf ------------------------------------------------
+// ---- the noise of sampler.py, the same bits but for the last of logf ------------------------------------------------
 
 __device__ static inline u64 mix(u64 x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;

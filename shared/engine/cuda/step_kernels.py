@@ -1,7 +1,7 @@
 """The four things of a step that no library does, and the layout of a slot's state that they share.
 
-Implemented by `reference` in torch and by `kernels` with `step_kernels.cu`, equal bit for bit but for the last of a
-logprob. Nothing here looks at a value on the host.
+Implemented in torch below and by `kernels` with `step_kernels.cu`, equal bit for bit but for the last of a
+logprob. No kernel looks at a value on the host; what they report is read here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Protocol
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.wire.sampled import TOP_LOGPROBS_MAX
+from shared.engine.sampling.sampler import gumbel_noise, row_keys
+from shared.engine.streams import Stream
+from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs
 
 
 class SlotWord(IntEnum):
@@ -77,3 +82,122 @@ class StepKernels(Protocol):
         likeliest to report as well, at most `TOP_LOGPROBS_MAX` and the vocabulary. The report of a row depends on
         nothing but the row. Words beyond `tops` are undefined.
         """
+
+
+# ---- the kernels in plain torch, on any device -----------------------------------------------------------------------
+# Shapes depend on no value, so a graph may capture it. A row that is drawn costs a hash for each token of the
+# vocabulary in int64, several times over: right for tests and rehearsals, too slow to serve with.
+
+
+class ReferenceKernels:
+    """See `StepKernels`."""
+
+    def write_words(self, entries: Tensor, words: Tensor) -> None:
+        """See `StepKernels`."""
+        words.index_copy_(0, entries[:, 0].long(), entries[:, 1])
+
+    def prepare_decode(
+        self,
+        slots: Tensor,
+        kv_indptr: Tensor,
+        page_tables: Tensor,
+        state: Tensor,
+        page_size: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv_last_page_len: Tensor,
+        kv_indices: Tensor,
+    ) -> None:
+        """See `StepKernels`. Entries of `kv_indices` behind the last row's stay as they are."""
+        at = slots.long()
+        real = slots != len(state) - 1
+        kv_lens = state[at, SlotWord.KV_LEN]
+        token_ids.copy_(state[at, SlotWord.LAST_TOKEN])
+        positions.copy_(kv_lens * real)
+        kv_last_page_len.copy_(positions % page_size + 1)
+        state[:, SlotWord.KV_LEN].index_copy_(0, at, kv_lens + real.int())
+        entries = torch.arange(len(kv_indices), dtype=torch.int32, device=kv_indices.device)
+        rows = torch.searchsorted(kv_indptr[1:], entries, right=True).clamp_(max=len(slots) - 1)
+        places = (entries - kv_indptr[rows]).clamp_(max=page_tables.shape[1] - 1)
+        pages = page_tables[at[rows], places.long()]
+        kv_indices.copy_(torch.where(entries < kv_indptr[-1], pages, kv_indices))
+
+    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
+        """See `StepKernels`."""
+        at = slots.long()
+        own = state[at]  # [rows, STATE_WORDS]
+        logits = torch.where(logits.isnan(), -torch.inf, logits)
+        temperature = own[:, SlotWord.TEMPERATURE].view(torch.float32).unsqueeze(1)
+        # Read as unsigned, the lower word is added to the upper one; the sum of both is the seed.
+        seeds = (own[:, SlotWord.SEED].long() & 0xFFFFFFFF) + (own[:, SlotWord.SEED + 1].long() << 32)
+        keys = row_keys(seeds, (own[:, SlotWord.KV_LEN] - own[:, SlotWord.PROMPT_LEN]).long())
+        noise = gumbel_noise(keys.unsqueeze(1), torch.arange(logits.shape[1], device=logits.device))
+        drawn = (logits - logits.amax(-1, keepdim=True)) / temperature + noise
+        drawn = torch.where(drawn.isnan(), -torch.inf, drawn)
+        tokens.copy_(torch.where(temperature > 0, drawn, logits).argmax(-1))
+        real = slots != len(state) - 1
+        state[:, SlotWord.LAST_TOKEN].index_copy_(
+            0, at, torch.where(real, tokens, own[:, SlotWord.LAST_TOKEN])
+        )
+
+    def logprobs(
+        self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, reports: Tensor
+    ) -> None:
+        """See `StepKernels`. One by one, because torch adds up a row of many in another order."""
+        del tops  # all are reported
+        for at in range(len(rows)):
+            found = logits.index_select(0, rows[at : at + 1])[0].double()
+            found = torch.where(found.isnan(), -torch.inf, found)
+            chosen = found.index_select(0, token_ids[at : at + 1])
+            total = found.amax() + (found - found.amax()).exp().sum().log()
+            values, ids = found.sort(descending=True, stable=True)
+            count = min(TOP_LOGPROBS_MAX, len(ids))
+            own = reports[at]
+            own[ReportWord.LOGPROB : ReportWord.RANK].copy_((chosen - total).view(torch.int32))
+            own[ReportWord.RANK : ReportWord.RANK + 1].copy_((found > chosen).sum() + 1)
+            own[ReportWord.TOP_IDS : ReportWord.TOP_IDS + count].copy_(ids[:count])
+            top = own[ReportWord.TOP_LOGPROBS : ReportWord.TOP_LOGPROBS + 2 * count]
+            top.copy_((values[:count] - total).view(torch.int32))
+
+
+# ---- reports of tokens, on their way to the host ---------------------------------------------------------------------
+class ReportBuffers:
+    """Words of up to `tokens` tokens on the device, and buffers on the host. Allocated when needed first."""
+
+    def __init__(self, stream: Stream, tokens: int, device: torch.device):
+        self._stream = stream
+        self._tokens = tokens
+        self._device = device
+        self._words: Tensor | None = None
+        self._free: list[Tensor] = []
+
+    def on_device(self, count: int, first: int = 0) -> Tensor:
+        """Where kernels write of `count` tokens, int32 [count, REPORT_WORDS]. Steps follow each other there."""
+        if self._words is None:
+            with self._stream.on_host():  # on its stream: it is used there at once
+                self._words = torch.zeros(self._tokens, REPORT_WORDS, dtype=torch.int32, device=self._device)
+        return self._words[first : first + count]
+
+    def download(self, count: int) -> Tensor:
+        """Bring the first `count` to a buffer of the host, which is the caller's until it is given back."""
+        buffer = self._free.pop() if self._free else self._stream.buffer(self._tokens * REPORT_WORDS)
+        words = self.on_device(count)
+        self._stream.download(buffer[: words.numel()].view(words.shape), words)
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """A buffer that has been read."""
+        self._free.append(buffer)
+
+
+def read_reports(buffer: Tensor, tops: list[int], vocab_size: int) -> list[TokenLogprobs]:
+    """What was reported of the first tokens in a buffer; `tops`: of each, how many of the likeliest were asked for."""
+    words: NDArray[np.int32] = buffer.view(-1)[: len(tops) * REPORT_WORDS].numpy().reshape(-1, REPORT_WORDS)
+    return [_read_one(own, min(top, vocab_size)) for own, top in zip(words, tops, strict=True)]
+
+
+def _read_one(own: NDArray[np.int32], top: int) -> TokenLogprobs:
+    (logprob,) = own[ReportWord.LOGPROB : ReportWord.RANK].view(np.float64).tolist()
+    ids = own[ReportWord.TOP_IDS : ReportWord.TOP_IDS + TOP_LOGPROBS_MAX].tolist()
+    logprobs = own[ReportWord.TOP_LOGPROBS :].view(np.float64).tolist()
+    return bounded_logprobs(logprob, int(own[ReportWord.RANK]), zip(ids[:top], logprobs[:top], strict=True))

@@ -1,4 +1,4 @@
-"""The arithmetic of a layer, behind one value: plain torch here, FlashInfer's kernels in `shared.engine.cuda.ops`.
+"""The arithmetic of a layer, behind one value: plain torch here, FlashInfer's kernels in `shared.engine.cuda.platform`.
 
 None of them looks at a value on the host, and none keeps a tensor, so a step may be captured as a CUDA graph.
 """

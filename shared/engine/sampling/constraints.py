@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import SlotJoin
+from shared.engine.sampling.grammars import Matcher, TimedMatcher
 from shared.engine.sampling.mask_budget import MaskBudget, MaskShares
-from shared.engine.sampling.timed_matcher import Matcher, TimedMatcher
 from shared.grammar.limits import error_of
 from shared.primitives.errors import InvariantError
 from shared.wire.grammar import Grammar

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from shared.engine.sampling.timed_matcher import Clock
+from shared.engine.sampling.grammars import Clock
 
 TENANT_SECONDS = 0.005  # of a step; 64 rows of an ordinary schema take 3 ms
 ALL_SECONDS = 0.02  # of a step, of all tenants together

@@ -20,7 +20,6 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.sampling.adjustments import ORDER, Adjustment
 from shared.engine.sampling.constraints import Constraints
-from shared.engine.sampling.gumbel import gumbel_noise, row_keys, signed
 from shared.engine.sampling.mask_budget import MaskShares
 from shared.engine.sampling.token_masks import TokenMasks
 
@@ -230,3 +229,39 @@ def nucleus_floor(ranked: Tensor, top_p: Tensor) -> Tensor:
     held = before < top_p.double().unsqueeze(1) * mass[:, -1:]
     count = held.sum(-1, keepdim=True).clamp_(min=1)
     return torch.where(top_p < 1, ranked.gather(1, count - 1)[:, 0], -torch.inf)
+
+
+# ---- noise: a function of seed, position and token id, with no state to lose -----------------------------------------
+# argmax(logits / T + noise) samples from softmax(logits / T) (the Gumbel-max trick). Every token has noise of its own
+# and its chance depends on no running sum. So when logits differ in the last bit, the choice is nearly always the same.
+# The hash is splitmix64's finalizer (Steele, Lea and Flood, 2014); int64 arithmetic wraps, shifts are masked to be
+# logical.
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
+
+
+def signed(value: int) -> int:
+    """The 64 bits of `value` as a signed integer."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """One key for each row: seeds and positions int64 [rows] → int64 [rows]."""
+    return _mix(_mix(seeds) + positions * signed(_GOLDEN))
+
+
+def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """keys int64 [rows, 1] and token_ids int64 [rows or 1, tokens] → noise float32 [rows, tokens]."""
+    bits = _mix(keys + token_ids * signed(_GOLDEN))
+    # 23 bits, and half a step away from both 0 and 1: exact in float32, and no logarithm is infinite.
+    uniform = ((bits >> 41) & 0x7FFFFF).float().mul_(2.0**-23).add_(2.0**-24)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * signed(_FIRST)
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * signed(_SECOND)
+    return torch.bitwise_xor(x, (x >> 31) & (2**33 - 1))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.soft_cap import soft_cap
+from shared.engine.attention.protocol import soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 
 BLOCK_ROWS = 256  # of queries whose scores are in memory at a time

@@ -10,8 +10,8 @@ from decode.running_batch import RunningBatch
 from decode.scheduler import DecodeScheduler
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ScheduleBatch
+from shared.engine.sampling.grammars import TimedMatcher
 from shared.engine.sampling.mask_budget import MaskBudget
-from shared.engine.sampling.timed_matcher import TimedMatcher
 from shared.wire.sampled import Sampled
 from tests.simulation.mistakes.mutation import Mutation, Patch, into
 

@@ -18,12 +18,10 @@ from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.extends import Extends, ExtendStep
 from shared.engine.cuda.graphs import DecodeGraphs
-from shared.engine.cuda.reference import ReferenceKernels
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import DeviceWords, SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
-from shared.engine.cuda.token_reports import ReportBuffers
+from shared.engine.cuda.step_kernels import STATE_WORDS, ReferenceKernels, ReportBuffers, SlotWord
 from shared.engine.sampling.adjustments import Adjustment
 from tests.doubles.late_stream import LateStream
 

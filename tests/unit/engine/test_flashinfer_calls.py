@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.flashinfer_package import flashinfer_package
-from shared.engine.cuda.ops import FlashInferOps
+from shared.engine.cuda.platform import FlashInferOps
 from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import StartError
 from tests.doubles.fake_flashinfer import FakeFlashInfer

@@ -23,9 +23,9 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.config import Budget, EngineConfig
-from shared.engine.cuda import gpu
+from shared.engine.cuda import platform
 from shared.engine.cuda.memory import DeviceMemory, room_for
-from shared.engine.cuda.reference import ReferenceKernels
+from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import ConfigError, ModelError, StartError
 from tests.unit.engine.driver import Driver
@@ -56,21 +56,21 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_torch_without_cuda_is_named(found: Callable[..., None]) -> None:
     found(None, None)
     with pytest.raises(StartError, match=r"needs torch's build for CUDA, found .*: install segue\[cuda\]"):
-        gpu.find_gpu()
+        platform.find_gpu()
 
 
 def test_a_missing_driver_is_named(found: Callable[..., None]) -> None:
     found("13.0", None)
     with pytest.raises(StartError, match=r"finds no GPU .* driver of 580 or newer"):
-        gpu.find_gpu()
+        platform.find_gpu()
 
 
 def test_an_old_gpu_is_named(found: Callable[..., None]) -> None:
     found("13.0", (7, 0))
     with pytest.raises(ConfigError, match=r"need compute capability 7\.5, Quadro has 7\.0: use device cpu"):
-        gpu.find_gpu()
+        platform.find_gpu()
     found("13.0", (9, 0))
-    assert gpu.find_gpu() == (9, 0)
+    assert platform.find_gpu() == (9, 0)
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -82,10 +82,10 @@ def test_memory_that_peers_cannot_read_is_refused(
 ) -> None:
     found("13.0", (9, 0))
     monkeypatch.setenv(variable, "expandable_segments:False")
-    gpu.find_gpu()
+    platform.find_gpu()
     monkeypatch.setenv(variable, settings)
     with pytest.raises(ConfigError, match=f"{variable} has expandable_segments"):
-        gpu.find_gpu()
+        platform.find_gpu()
 
 
 def test_an_allocator_whose_memory_peers_cannot_read_is_refused(
@@ -96,7 +96,7 @@ def test_an_allocator_whose_memory_peers_cannot_read_is_refused(
     with pytest.raises(
         ConfigError, match=r"allocates by cudaMallocAsync.*leave backend out of PYTORCH_ALLOC_CONF"
     ):
-        gpu.find_gpu()
+        platform.find_gpu()
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
-from shared.engine.cuda.reference import ReferenceKernels
-from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS, SlotWord, StepKernels
-from shared.engine.cuda.token_reports import read_reports
-from shared.engine.sampling.gumbel import signed
+from shared.engine.cuda.step_kernels import (
+    REPORT_WORDS,
+    STATE_WORDS,
+    ReferenceKernels,
+    SlotWord,
+    StepKernels,
+    read_reports,
+)
 from shared.engine.sampling.logprobs import logprobs_by_numpy
-from shared.engine.sampling.sampler import Sampler
+from shared.engine.sampling.sampler import Sampler, signed
 from shared.primitives.errors import StartError
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.host_kernels import HostLaunch, compile_for_host, skip_without_compiler

@@ -9,8 +9,7 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.sampling.gumbel import gumbel_noise, row_keys
-from shared.engine.sampling.sampler import Sampler
+from shared.engine.sampling.sampler import Sampler, gumbel_noise, row_keys
 from shared.wire.sampling_params import SamplingParams
 
 OPS: Ops = TorchOps()

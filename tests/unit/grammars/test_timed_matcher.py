@@ -7,7 +7,7 @@ from itertools import cycle
 
 import pytest
 
-from shared.engine.sampling.timed_matcher import SLOW_SECONDS_MAX, TOO_SLOW, TimedMatcher
+from shared.engine.sampling.grammars import SLOW_SECONDS_MAX, TOO_SLOW, TimedMatcher
 
 
 class Sound:

@@ -13,12 +13,10 @@ import pytest
 from shared.primitives.errors import InvariantError, TransferError
 from shared.transfer import fetches
 from shared.transfer.counters import KvCounters
-from shared.transfer.fetch_states import FETCH_STATES, FetchState, ReadEvent
-from shared.transfer.fetches import RETIRE_AGAIN_SECONDS, Fetches
+from shared.transfer.fetches import FETCH_STATES, RETIRE_AGAIN_SECONDS, Fetches, FetchState, ReadEvent
 from shared.transfer.memory import WordTable
-from shared.transfer.new_reader import make_on_thread
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
-from shared.transfer.reader import NotPostedError, ReadState, Span
+from shared.transfer.reader import NotPostedError, ReadState, Span, make_on_thread
 from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Baton
