@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from decode.scheduler import DecodeScheduler
 from tests.simulation import run as simulation
 from tests.simulation.mistakes.mutation import Mutation
 from tests.simulation.mistakes.mutations import MUTATIONS
@@ -57,20 +56,18 @@ def test_there_is_a_mistake_in_each_part() -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mistake_takes_what_the_code_it_replaces_takes(name: str) -> None:
     """Else the call itself would fail, and the simulation would seem to have found the mistake."""
-    for owner, attribute, mistaken in MUTATIONS[name].patches():
-        real = owner[attribute] if isinstance(owner, dict) else getattr(owner, attribute)
-        if inspect.isroutine(mistaken):
-            parameters = inspect.signature(real).parameters
+    for patch in MUTATIONS[name].patches():
+        if inspect.isroutine(patch.mistaken):
+            parameters = inspect.signature(patch.real).parameters
             keywords = {name: None for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-            inspect.signature(mistaken).bind(*parameters.keys() - keywords, **keywords)
+            inspect.signature(patch.mistaken).bind(*parameters.keys() - keywords, **keywords)
 
 
 def test_a_mistake_that_only_crashes_counts_as_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settle(self: DecodeScheduler, batch: object, sampled: object, now: float) -> None:
-        del self, batch, sampled, now
+    def settle(*_: object) -> None:
         raise KeyError("the mistake's own")
 
-    mistake = Mutation("decode", lambda: [(DecodeScheduler, "settle", settle)])
+    mistake = Mutation("decode", {"a step is settled": settle})
     monkeypatch.setitem(MUTATIONS, "a clumsy mistake", mistake)
     run = run_seed(0, "a clumsy mistake")
     assert "KeyError" in run.failure

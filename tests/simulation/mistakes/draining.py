@@ -7,163 +7,112 @@ from typing import Any
 import msgspec
 
 from decode.lifecycle import DecodeEvent
-from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
-from decode.scheduler import DecodeScheduler
-from router.core.dispatch import RouterCore
-from router.core.drain import RouterDrain
-from router.core.fleet.workers import Worker
 from router.core.queueing.backfill import PlacementPass
-from router.core.requests.reservations import Reservations
 from shared.batch.effects import Send
-from shared.scheduling.request_states import RequestStates
-from shared.scheduling.router_sessions import RouterSessions
 from shared.wire.messages import Migrating
-from tests.simulation.mistakes.mutation import Mutation, Patch, into
-
-MISTAKES: dict[str, Mutation] = {}
-_mistake = into(MISTAKES)
+from tests.simulation.mistakes.mutation import Mistakes
+from tests.simulation.mistakes.roles import get
 
 
-@_mistake("migration", "a baton promises what the step in flight will write")
-def _leased_early() -> list[Patch]:
-    def lease_settled(self: Migrations, now: float) -> list[Any]:
-        for req in self.settling:
-            req.kv_len = req.launched_len
-        return real(self, now)
-
-    real = Migrations.lease_settled
-    return [(Migrations, "lease_settled", lease_settled)]
+def _leased_early(lease_settled: Any, migrations: Any, now: float) -> Any:
+    for req in migrations.settling:
+        req.kv_len = req.launched_len
+    return lease_settled(migrations, now)
 
 
-@_mistake("migration", "a migrating request stays in the batch")
-def _stays() -> list[Patch]:
-    def start(self: Migrations) -> None:
-        running = dict(self.batch.running)
-        real(self)
-        self.batch.running.update(running)
-
-    real = Migrations.start
-    return [(Migrations, "start", start)]
+def _stays(start: Any, migrations: Any) -> None:
+    running = dict(migrations.batch.running)
+    start(migrations)
+    migrations.batch.running.update(running)
 
 
-@_mistake("migration", "the state of a migrating request is not advanced")
-def _state_left() -> list[Patch]:
-    def advance(self: RequestStates[Any, Any], req: Any, event: Any) -> None:
-        if event is not DecodeEvent.MIGRATION_STARTED:
-            real(self, req, event)
-
-    real = RequestStates.advance
-    return [(RequestStates, "advance", advance)]
+def _state_left(advance: Any, states: Any, req: Any, event: Any) -> None:
+    if event is not DecodeEvent.MIGRATION_STARTED:
+        advance(states, req, event)
 
 
-@_mistake("migration", "a migration overtakes the last tokens")
-def _move_first() -> list[Patch]:
-    def lease_settled(self: Migrations, now: float) -> list[Any]:
-        buffer, self.output_buffer = self.output_buffer, OutputBuffer(0.0)
-        leased = real(self, now)
-        self.output_buffer = buffer
-        return leased
-
-    real = Migrations.lease_settled
-    return [(Migrations, "lease_settled", lease_settled)]
+def _move_first(lease_settled: Any, migrations: Any, now: float) -> Any:
+    buffer, migrations.output_buffer = migrations.output_buffer, OutputBuffer(0.0)
+    leased = lease_settled(migrations, now)
+    migrations.output_buffer = buffer
+    return leased
 
 
-@_mistake("migration", "the pages of a migrating request are given up at once")
-def _not_held() -> list[Patch]:
-    def lease_settled(self: Migrations, now: float) -> list[Any]:
-        leased = real(self, now)
-        for req in leased:
-            self.leases.cancel(req.rid, req.attempt)
-        return leased
-
-    real = Migrations.lease_settled
-    return [(Migrations, "lease_settled", lease_settled)]
+def _not_held(lease_settled: Any, migrations: Any, now: float) -> Any:
+    leased = lease_settled(migrations, now)
+    for req in leased:
+        migrations.leases.cancel(req.rid, req.attempt)
+    return leased
 
 
-@_mistake("migration", "a migrating request is leased with one page too few")
-def _page_short() -> list[Patch]:
-    def lease_settled(self: Migrations, now: float) -> list[Any]:
-        leased = real(self, now)
-        for number, effect in enumerate(self.effects):
-            if isinstance(effect, Send) and isinstance(effect.message, Migrating):
-                pages = effect.message.baton.pages
-                if len(pages) > 1 and pages[-1] != pages[0]:
-                    short = _with_pages(effect.message, (*pages[:-1], pages[0]))
-                    self.effects[number] = Send(effect.peer, short)
-        return leased
-
-    real = Migrations.lease_settled
-    return [(Migrations, "lease_settled", lease_settled)]
+def _page_short(lease_settled: Any, migrations: Any, now: float) -> Any:
+    leased = lease_settled(migrations, now)
+    for number, effect in enumerate(migrations.effects):
+        if isinstance(effect, Send) and isinstance(effect.message, Migrating):
+            baton = effect.message.baton
+            if len(baton.pages) > 1 and baton.pages[-1] != baton.pages[0]:
+                short = msgspec.structs.replace(baton, pages=(*baton.pages[:-1], baton.pages[0]))
+                message = msgspec.structs.replace(effect.message, baton=short)
+                migrations.effects[number] = Send(effect.peer, message)
+    return leased
 
 
-@_mistake("draining", "a draining worker ends while its pages are still leased")
-def _ends_early() -> list[Patch]:
-    def drained(self: DecodeScheduler) -> bool:
-        return not self._reqs
-
-    return [(DecodeScheduler, "drained", property(drained))]
+def _target_stays(_: Any, reservations: Any, live: Any) -> None:
+    del reservations
+    live.target = None
 
 
-@_mistake("draining", "a worker does not wait until the routers know that it drains")
-def _unacknowledged() -> list[Patch]:
-    return [(RouterSessions, "drained", property(lambda self: not self._leases))]
+def _new_ones_first(_: Any, core: Any, now: float) -> None:
+    ready = get(core, "requests of a router").reservations.ready.in_order()
+    attempts = PlacementPass(core.settings.backfill_max)
+    get(core, "a queue is served")(ready, get(core, "a request is sent to decode"), attempts, now)
+    get(core, "migrations are asked for")(now)
 
 
-@_mistake("draining", "a draining worker is still given work")
-def _still_given() -> list[Patch]:
-    def takes_work(self: Worker) -> bool:
-        return self.load.accepting
-
-    return [(Worker, "takes_work", takes_work)]
-
-
-@_mistake("draining", "room that was kept for a migration is never given back")
-def _reserved_for_ever() -> list[Patch]:
-    def forget_target(self: Reservations, live: Any) -> None:
-        del self
-        live.target = None
-
-    return [(Reservations, "forget_target", forget_target)]
-
-
-@_mistake("draining", "new requests take the room that streams of a draining worker need")
-def _new_ones_first() -> list[Patch]:
-    def place_ready(self: RouterCore, now: float) -> None:
-        attempts = PlacementPass(self.settings.backfill_max)
-        self._serve(self._requests.reservations.ready.in_order(), self._to_decode, attempts, now)
-        self._request_migrations(now)
-
-    return [(RouterCore, "_place_ready", place_ready)]
-
-
-def _with_pages(moving: Migrating, pages: tuple[int, ...]) -> Migrating:
-    return msgspec.structs.replace(moving, baton=msgspec.structs.replace(moving.baton, pages=pages))
-
-
-@_mistake("router_drain", "a draining router does not wait for its open answers")
-def _answers_ignored() -> list[Patch]:
-    def tick(self: RouterDrain, now: float, open_answers: int) -> None:
-        del open_answers
-        real(self, now, 0)
-
-    real = RouterDrain.tick
-    return [(RouterDrain, "tick", tick)]
-
-
-@_mistake("router_drain", "a draining router refuses requests before proxies know")
-def _no_lag() -> list[Patch]:
-    def without_lag(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
-        real(self, 0 * lag_seconds, drain_seconds)
-
-    real = RouterDrain.__init__
-    return [(RouterDrain, "__init__", without_lag)]
-
-
-@_mistake("router_drain", "a draining router cuts its answers with the end of the lag")
-def _no_drain() -> list[Patch]:
-    def without_drain(self: RouterDrain, lag_seconds: float, drain_seconds: float) -> None:
-        real(self, lag_seconds, 0 * drain_seconds)
-
-    real = RouterDrain.__init__
-    return [(RouterDrain, "__init__", without_drain)]
+MISTAKES: dict[str, Mistakes] = {
+    "migration": {
+        "a baton promises what the step in flight will write": {"what has settled is leased": _leased_early},
+        "a migrating request stays in the batch": {"migrations start": _stays},
+        "the state of a migrating request is not advanced": {
+            "a request at a worker changes its state": _state_left
+        },
+        "a migration overtakes the last tokens": {"what has settled is leased": _move_first},
+        "the pages of a migrating request are given up at once": {"what has settled is leased": _not_held},
+        "a migrating request is leased with one page too few": {"what has settled is leased": _page_short},
+    },
+    "draining": {
+        "a draining worker ends while its pages are still leased": {
+            "a decode worker is drained": lambda _, decode: not get(decode, "requests at decode")
+        },
+        "a worker does not wait until the routers know that it drains": {
+            "a worker has told all routers that it drains": lambda _, sessions: (
+                not get(sessions, "leases of sessions")
+            )
+        },
+        "a draining worker is still given work": {
+            "a worker takes work": lambda _, worker: worker.load.accepting
+        },
+        "room that was kept for a migration is never given back": {
+            "the target of a migration is forgotten": _target_stays
+        },
+        "new requests take the room that streams of a draining worker need": {
+            "ready requests are placed": _new_ones_first
+        },
+    },
+    "router_drain": {
+        "a draining router does not wait for its open answers": {
+            "a draining router goes on": lambda tick, drain, now, _open_answers: tick(drain, now, 0)
+        },
+        "a draining router refuses requests before proxies know": {
+            "a router begins to drain": lambda begin, drain, lag_seconds, drain_seconds: begin(
+                drain, 0 * lag_seconds, drain_seconds
+            )
+        },
+        "a draining router cuts its answers with the end of the lag": {
+            "a router begins to drain": lambda begin, drain, lag_seconds, drain_seconds: begin(
+                drain, lag_seconds, 0 * drain_seconds
+            )
+        },
+    },
+}

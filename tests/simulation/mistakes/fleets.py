@@ -1,69 +1,49 @@
-"""Mistakes in what a router keeps of a large fleet, and in whom it asks: see `mutations`."""
+"""Mistakes in what a router keeps of a fleet, in whom it asks, and in what peers of another version understand."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Any
 
-from router.core.fleet import placement
-from router.core.fleet.workers import OpenWorkers, Worker
-from router.discovery import cells
-from shared.wire.messages import Load
-from tests.simulation.mistakes.mutation import Mutation, Patch, into
-
-MISTAKES: dict[str, Mutation] = {}
-_mistake = into(MISTAKES)
+from tests.simulation.mistakes.mutation import Mistakes, gives
 
 
-@_mistake("fleets", "a handful without room is not followed by a look at the others")
-def _only_a_handful() -> list[Patch]:
-    rounds = placement.decode_rounds
-
-    def first_round(*inputs: Any) -> Iterator[list[Worker]]:
-        return islice(rounds(*inputs), 1)
-
-    return [(placement, "decode_rounds", first_round)]
+def _wake_nobody(report: Any, worker: Any, load: Any) -> bool:
+    report(worker, load)
+    return False
 
 
-@_mistake("fleets", "a load that brings room wakes nobody")
-def _no_wake() -> list[Patch]:
-    report = Worker.report
-
-    def report_in_silence(self: Worker, load: Load) -> bool:
-        report(self, load)
-        return False
-
-    return [(Worker, "report", report_in_silence)]
+def _open_once(put_open: Any, workers: Any, worker: Any, *, is_open: bool) -> None:
+    if not is_open or not worker.load_number:
+        put_open(workers, worker, is_open=is_open)
 
 
-@_mistake("fleets", "a worker that was full is never open again")
-def _closed_for_ever() -> list[Patch]:
-    put = OpenWorkers.put
-
-    def put_once(self: OpenWorkers, worker: Worker, *, is_open: bool) -> None:
-        if not is_open or not worker.load_number:
-            put(self, worker, is_open=is_open)
-
-    return [(OpenWorkers, "put", put_once)]
+def _roles_apart(divide: Any, names: Any, count: int) -> dict[str, int]:
+    apart = {"prefill": 0, "decode": 1}
+    return {name: apart.get(name.split("-")[0], cell) for name, cell in divide(names, count).items()}
 
 
-@_mistake("fleets", "a cell has workers of one role")
-def _roles_apart() -> list[Patch]:
-    divide = cells.divide
-
-    def by_role(names: Collection[str], count: int) -> dict[str, int]:
-        apart = {"prefill": 0, "decode": 1}
-        return {name: apart.get(name.split("-")[0], cell) for name, cell in divide(names, count).items()}
-
-    return [(cells, "divide", by_role)]
+def _one_router(_: Any, routers: Any, count: int) -> dict[str, frozenset[int]]:
+    return {router: frozenset([number] if number < count else []) for number, router in enumerate(routers)}
 
 
-@_mistake("fleets", "one router serves a cell")
-def _one_router() -> list[Patch]:
-    def served_cells(routers: Collection[str], count: int) -> dict[str, frozenset[int]]:
-        return {
-            router: frozenset([number] if number < count else []) for number, router in enumerate(routers)
-        }
-
-    return [(cells, "served_cells", served_cells)]
+MISTAKES: dict[str, Mistakes] = {
+    "fleets": {
+        "a handful without room is not followed by a look at the others": {
+            "workers are asked": lambda rounds, *inputs: islice(rounds(*inputs), 1)
+        },
+        "a load that brings room wakes nobody": {"a worker reports its load": _wake_nobody},
+        "a worker that was full is never open again": {"a worker is open or not": _open_once},
+        "a cell has workers of one role": {"a fleet is divided": _roles_apart},
+        "one router serves a cell": {"cells get routers": _one_router},
+    },
+    "versions": {
+        "a router sends a new message to a worker that does not understand it": {
+            "a worker knows a message": gives(True)
+        },
+        "a worker sends a new message to a router that does not understand it": {
+            "a router knows a message": gives(True)
+        },
+        "every peer is taken for one of this version": {"a peer reads a message": gives(True)},
+    },
+}

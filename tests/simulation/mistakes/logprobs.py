@@ -2,106 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
-from decode import output_buffer
-from decode.scheduler import DecodeScheduler
-from prefill.scheduler import PrefillScheduler
 from router.core.effects import PromptScored
-from router.core.requests.live_request import LiveRequest
-from router.core.requests.request_table import RequestTable
-from shared.batch.req import Req
-from shared.batch.schedule_batch import ScheduleBatch
-from shared.wire.messages import Row
 from shared.wire.sampled import Logprobs, Sampled, TokenLogprobs
-from tests.simulation.mistakes.mutation import Mutation, Patch, into
-
-MISTAKES: dict[str, Mutation] = {}
-_mistake = into(MISTAKES)
+from tests.simulation.mistakes.mutation import Instead, Mistakes
+from tests.simulation.mistakes.roles import get
 
 
-@_mistake("logprobs", "the first token's come from nowhere")
-def _first_made_up() -> list[Patch]:
-    def hand_over(
-        self: PrefillScheduler, req: Req, token_id: int, logprobs: TokenLogprobs | None, now: float
-    ) -> None:
-        real(self, req, token_id, logprobs and TokenLogprobs(0.0), now)
-
-    real = PrefillScheduler._hand_over
-    return [(PrefillScheduler, "_hand_over", hand_over)]
+def _sliced_at_the_end(
+    generate: Any, table: Any, live: Any, token_ids: Any, logprobs: Any, now: float
+) -> None:
+    kept = live.output and logprobs[::-1]
+    generate(table, live, token_ids, tuple(kept) if kept else logprobs, now)
 
 
-@_mistake("logprobs", "tokens that were told twice keep the logprobs of the first ones")
-def _sliced_at_the_end() -> list[Patch]:
-    def generate(
-        self: RequestTable, live: LiveRequest, token_ids: tuple[int, ...], logprobs: Logprobs, now: float
-    ) -> None:
-        kept = live.output and logprobs[::-1]
-        real(self, live, token_ids, tuple(kept) if kept else logprobs, now)
-
-    real = RequestTable.generate
-    return [(RequestTable, "generate", generate)]
+def _rows_swapped(settle: Any, decode: Any, batch: Any, sampled: Any, now: float) -> None:
+    given = dict(zip(sampled.logprobs, [*sampled.logprobs.values()][::-1], strict=True))
+    settle(decode, batch, Sampled(sampled.token_ids, given, sampled.scored, sampled.failed), now)
 
 
-@_mistake("logprobs", "rows of a step swap theirs")
-def _rows_swapped() -> list[Patch]:
-    def settle(self: DecodeScheduler, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
-        given: Mapping[int, TokenLogprobs] = dict(
-            zip(sampled.logprobs, [*sampled.logprobs.values()][::-1], strict=True)
-        )
-        real(self, batch, Sampled(sampled.token_ids, given, sampled.scored, sampled.failed), now)
-
-    real = DecodeScheduler.settle
-    return [(DecodeScheduler, "settle", settle)]
-
-
-@_mistake("logprobs", "they are sent again with the next tokens")
-def _sent_again() -> list[Patch]:
+def _sent_again() -> Instead:
     told: dict[str, Logprobs] = {}
 
-    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> Row:
+    def row(real: Any, rid: str, attempt: int, index: int, token_ids: Any, logprobs: Logprobs) -> Any:
         if logprobs:
             told[rid] = (*told.get(rid, ()), *logprobs)
             logprobs = told[rid][: len(token_ids)]
-        return Row(rid, attempt, index, token_ids, logprobs)
+        return real(rid, attempt, index, token_ids, logprobs)
 
-    return [(output_buffer, "Row", row)]
-
-
-@_mistake("logprobs", "a cached prefix is not scored")
-def _cached_not_scored() -> list[Patch]:
-    def reusable_len(self: Req) -> int:
-        return len(self.token_ids) - 1
-
-    return [(Req, "reusable_len", property(reusable_len))]
+    return {"a row is made": row}
 
 
-@_mistake("logprobs", "the first score of each chunk is left out")
-def _chunk_left_out() -> list[Patch]:
-    def tell_scores(self: PrefillScheduler, req: Req, index: int, logprobs: Sequence[TokenLogprobs]) -> None:
-        at = 1 if index > 1 else 0
-        real(self, req, index + at, logprobs[at:])
-
-    real = PrefillScheduler._tell_scores
-    return [(PrefillScheduler, "_tell_scores", tell_scores)]
+def _chunk_left_out(tell: Any, prefill: Any, req: Any, index: int, logprobs: Any) -> None:
+    at = 1 if index > 1 else 0
+    tell(prefill, req, index + at, logprobs[at:])
 
 
-@_mistake("logprobs", "a chunk is scored by the tokens it holds, not by those behind them")
-def _scored_in_place() -> list[Patch]:
-    def scores(self: Req, start: int, end: int) -> list[int]:
-        told = real(self, start, end)
-        return self.token_ids[start : start + len(told)]
-
-    real = Req.scores
-    return [(Req, "scores", scores)]
+def _scored_in_place(scores: Any, req: Any, start: int, end: int) -> Any:
+    return req.token_ids[start : start + len(scores(req, start, end))]
 
 
-@_mistake("logprobs", "another attempt tells again what the first has told")
-def _told_again() -> list[Patch]:
-    def score(self: RequestTable, live: LiveRequest, logprobs: Logprobs) -> None:
-        if live.attempt > 1:
-            self._effects.append(PromptScored(live.rid, logprobs[:1]))
-        real(self, live, logprobs)
+def _told_again(score: Any, table: Any, live: Any, logprobs: Logprobs) -> None:
+    if live.attempt > 1:
+        get(table, "effects of requests").append(PromptScored(live.rid, logprobs[:1]))
+    score(table, live, logprobs)
 
-    real = RequestTable.score
-    return [(RequestTable, "score", score)]
+
+MISTAKES: dict[str, Mistakes] = {
+    "logprobs": {
+        "the first token's come from nowhere": {
+            "a prompt is handed over": lambda hand_over, prefill, req, token_id, logprobs, now: hand_over(
+                prefill, req, token_id, logprobs and TokenLogprobs(0.0), now
+            )
+        },
+        "tokens that were told twice keep the logprobs of the first ones": {
+            "tokens are told": _sliced_at_the_end
+        },
+        "rows of a step swap theirs": {"a step is settled": _rows_swapped},
+        "they are sent again with the next tokens": _sent_again,
+        "a cached prefix is not scored": {
+            "how much of a prompt may come from the cache": lambda _, req: len(req.token_ids) - 1
+        },
+        "the first score of each chunk is left out": {"scores are told": _chunk_left_out},
+        "a chunk is scored by the tokens it holds, not by those behind them": {
+            "tokens by which a chunk is scored": _scored_in_place
+        },
+        "another attempt tells again what the first has told": {"a score is told": _told_again},
+    },
+}

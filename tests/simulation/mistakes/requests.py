@@ -2,366 +2,281 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-import shared.wire.baton
-from decode import output_buffer, retraction, transfer_queue
 from decode.lifecycle import DecodeEvent, DecodeState
-from decode.scheduler import DecodeScheduler
-from router.core.fleet import placement
-from router.core.fleet.workers import Fleet, Worker
-from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
-from router.core.requests.reservations import Reservations
-from shared.batch.req import Req
-from shared.kv.page_pool import PagePool, PageState
-from shared.kv.radix_cache import RadixCache
-from shared.scheduling.event_loop import EventLoop
+from router.core.requests.lifecycle import RequestState
+from shared.kv.page_pool import PageState
 from shared.transfer.protocol import FetchLanded, FetchStale
-from shared.wire.messages import Prefill, Row
-from shared.wire.sampled import Logprobs, Sampled
-from tests.simulation.mistakes.mutation import Mutation, Patch, into
-from tests.simulation.oracle.device import OracleDevice, Pages, Slot
-from tests.simulation.world import worker
-from tests.simulation.world.fabric import Agent, FabricWords
+from shared.wire.messages import Prefill
+from tests.simulation.mistakes.mutation import Instead, Mistakes, gives, nothing
+from tests.simulation.mistakes.roles import get
 from tests.simulation.world.witness import Witness
 
-MISTAKES: dict[str, Mutation] = {}
-_mistake = into(MISTAKES)
+CLIP = 96  # tokens; only requests without max_tokens generate more
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------
+def _drop_running_at_once(drop: Any, decode: Any, req: Any) -> None:
+    if req.state is DecodeState.RUNNING:
+        get(decode, "a request ends at decode")(req, DecodeEvent.CANCELLED)
+    else:
+        drop(decode, req)
 
 
-@_mistake("page_pool", "pages are free before their last step has completed")
-def _free_before_retire() -> list[Patch]:
-    real = PagePool.retire
-
-    def retire(self: PagePool, pages: Any, before: PageState, after_step: int) -> None:
-        del after_step
-        real(self, pages, before, 0)
-
-    return [(PagePool, "retire", retire)]
+def _drop_copied_at_once(drop: Any, decode: Any, req: Any) -> None:
+    if req.state in (DecodeState.BACKING_UP, DecodeState.RESTORING):
+        decode.memory.release(req, PageState.COPYING)
+        get(decode, "a request ends at decode")(req, DecodeEvent.CANCELLED)
+    else:
+        drop(decode, req)
 
 
-@_mistake("page_pool", "an aborted request's pages are forgotten")
-def _leak() -> list[Patch]:
-    def drop(self: DecodeScheduler, req: Req) -> None:
-        if req.state is DecodeState.RUNNING:
-            self._end(req, DecodeEvent.CANCELLED)
-        else:
-            real(self, req)
-
-    real = DecodeScheduler._drop
-    return [(DecodeScheduler, "_drop", drop)]
+def _clear_later(clear: Any, words: Any, lease: int) -> None:
+    nonce = words.values[lease]
+    words.process.after(1.0, lambda: clear(words, lease) if words.values[lease] == nonce else None)
 
 
-@_mistake("radix_cache", "locks do not keep pages from eviction")
-def _locks_ignored() -> list[Patch]:
-    def lock(self: RadixCache, node: Any) -> None:
-        del self, node
+def _open_by_count() -> Instead:
+    opened: Counter[Any] = Counter()
 
-    def unlock(self: RadixCache, node: Any, last_step: int) -> None:
-        del self, node, last_step
+    def open_lease(_: Any, words: Any, lease: int, pages: Sequence[int]) -> int:
+        opened[words] += 1
+        words.write(lease, opened[words], pages)
+        return opened[words]
 
-    return [(RadixCache, "lock", lock), (RadixCache, "unlock", unlock)]
-
-
-@_mistake("radix_cache", "an edge matches by its first page alone")
-def _match_too_long() -> list[Patch]:
-    def shared(self: RadixCache, edge: tuple[int, ...], tokens: tuple[int, ...], start: int) -> int:
-        return min(len(edge), (len(tokens) - start) // self.page_size * self.page_size)
-
-    return [(RadixCache, "_shared", shared)]
-
-
-# ---- leases and fetches ----------------------------------------------------------------------------------------
-
-
-@_mistake("leases", "the end of a lease leaves its word")
-def _word_left() -> list[Patch]:
-    def clear(self: FabricWords, lease: int) -> None:
-        del self, lease
-
-    return [(FabricWords, "clear", clear)]
-
-
-@_mistake("leases", "the word is cleared a while after the pages are free")
-def _word_cleared_late() -> list[Patch]:
-    def clear(self: FabricWords, lease: int) -> None:
-        nonce = self.values[lease]
-        self.process.after(1.0, lambda: real(self, lease) if self.values[lease] == nonce else None)
-
-    real = FabricWords.clear
-    return [(FabricWords, "clear", clear)]
-
-
-@_mistake("leases", "a nonce is used again")
-def _nonce_again() -> list[Patch]:
-    def open_lease(self: FabricWords, lease: int, pages: Sequence[int]) -> int:
-        self.write(lease, 7, pages)
-        return 7
-
-    return [(FabricWords, "open", open_lease)]
-
-
-@_mistake("leases", "the epoch is in neither the agent's name nor the nonce")
-def _epoch_ignored() -> list[Patch]:
-    opened: Counter[FabricWords] = Counter()
-
-    def open_lease(self: FabricWords, lease: int, pages: Sequence[int]) -> int:
-        opened[self] += 1
-        self.write(lease, opened[self], pages)
-        return opened[self]
-
-    def agent_name(uid: str, epoch: int) -> str:
-        del epoch
+    def named_by_uid(_: Any, uid: str, _epoch: int) -> str:
         return uid
 
-    names = [(module, "agent_name", agent_name) for module in (shared.wire.baton, worker)]
-    return [(FabricWords, "open", open_lease), *names]
+    named = dict.fromkeys(("an agent is named", "a worker names its agent"), named_by_uid)
+    return {"a lease begins": open_lease, **named}
 
 
-@_mistake("baton", "a baton is made before its step has settled")
-def _baton_too_early() -> list[Patch]:
+def _open_with_seven(_: Any, words: Any, lease: int, pages: Sequence[int]) -> int:
+    words.write(lease, 7, pages)
+    return 7
+
+
+def _cells_come_late() -> Instead:
     written: dict[tuple[int, int, int], float] = {}  # when a cell is there: 50 ms after the baton says so
     clock = [0.0]
 
-    def append(self: OracleDevice, slot: Slot, cells: list[int], token_id: int) -> None:
-        page, offset = divmod(len(cells), self.page_size)
-        clock[0] = self.process.timeline.now
-        written[id(self.pages), slot.pages[page] if page < len(slot.pages) else -1, offset] = clock[0] + 0.05
-        real_append(self, slot, cells, token_id)
+    def append(real: Any, device: Any, slot: Any, cells: list[int], token_id: int) -> None:
+        page, offset = divmod(len(cells), device.page_size)
+        clock[0] = device.process.timeline.now
+        written[id(device.pages), slot.pages[page] if page < len(slot.pages) else -1, offset] = (
+            clock[0] + 0.05
+        )
+        real(device, slot, cells, token_id)
 
-    def copy(self: Pages, page: int, source: Pages, source_page: int) -> None:
-        real_copy(self, page, source, source_page)
-        for offset in range(len(self.cells[page])):
+    def copy(real: Any, target: Any, page: int, source: Any, source_page: int) -> None:
+        real(target, page, source, source_page)
+        for offset in range(len(target.cells[page])):
             if written.get((id(source), source_page, offset), 0.0) > clock[0]:
-                self.cells[page][offset] = -1
+                target.cells[page][offset] = -1
 
-    real_append, real_copy = OracleDevice._append, Pages.copy
-    return [(OracleDevice, "_append", append), (Pages, "copy", copy)]
+    return {"a step writes a cell": append, "the content of a page is copied": copy}
 
 
-@_mistake("transfer", "the word is read before the pages")
-def _word_first() -> list[Patch]:
+def _landed(event: FetchStale) -> FetchLanded:
+    return FetchLanded(event.fetch_id, 0, 0.0)
+
+
+def _word_first() -> Instead:
     held: dict[tuple[int, int], bool] = {}
 
-    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
-        holder = self.fabric.agents.get(baton.holder.agent)
-        held[id(self), fetch_id] = holder is not None and holder.words.read(baton.lease) == baton.nonce
-        real(self, fetch_id, baton, start_page, into)
+    def start(real: Any, agent: Any, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
+        holder = agent.fabric.agents.get(baton.holder.agent)
+        held[id(agent), fetch_id] = holder is not None and holder.words.read(baton.lease) == baton.nonce
+        real(agent, fetch_id, baton, start_page, into)
 
-    def tell(self: Agent, event: Any) -> None:
-        if isinstance(event, FetchStale) and held.get((id(self), event.fetch_id)):
-            event = FetchLanded(event.fetch_id, 0, 0.0)
-        real_tell(self, event)
-
-    real, real_tell = Agent.start, Agent._tell
-    return [(Agent, "start", start), (Agent, "_tell", tell)]
-
-
-@_mistake("transfer", "stale bytes are taken for landed")
-def _stale_landed() -> list[Patch]:
-    def tell(self: Agent, event: Any) -> None:
-        real(self, FetchLanded(event.fetch_id, 0, 0.0) if isinstance(event, FetchStale) else event)
-
-    real = Agent._tell
-    return [(Agent, "_tell", tell)]
-
-
-@_mistake("transfer_queue", "the target of a failed read is used again at once")
-def _no_quarantine() -> list[Patch]:
-    def release_pages(self: transfer_queue.TransferQueue, fetch_id: int, req: Any, ended: bool) -> None:
-        del ended
-        self._quarantined.setdefault(fetch_id, [])
-        self.memory.release(req, PageState.ARRIVING)
-
-    return [(transfer_queue.TransferQueue, "_release_pages", release_pages)]
-
-
-@_mistake("transfer_queue", "a request that waits for a prefix is forgotten when its fetch fails")
-def _waiting_forgotten() -> list[Patch]:
-    def take_waiting(self: transfer_queue.TransferQueue) -> list[Any]:
-        return [entry for entry in real(self) if entry[2]]
-
-    real = transfer_queue.TransferQueue.take_waiting
-    return [(transfer_queue.TransferQueue, "take_waiting", take_waiting)]
-
-
-@_mistake("transfer_queue", "a landed request may not join when room is short")
-def _landed_turned_away() -> list[Patch]:
-    def join(self: DecodeScheduler, arrived: Any) -> None:
-        if self.memory.available_pages >= len(self._batch.running):
-            real(self, arrived)
-
-    real = DecodeScheduler._join
-    return [(DecodeScheduler, "_join", join)]
-
-
-@_mistake("transfer_queue", "the fetch starts one page late behind a cached prefix")
-def _wrong_start_page() -> list[Patch]:
-    def start(self: Agent, fetch_id: int, baton: Any, start_page: int, into: Any) -> None:
-        real(self, fetch_id, baton, 0 if start_page else start_page, into)
-
-    real = Agent.start
-    return [(Agent, "start", start)]
-
-
-# ---- steps -----------------------------------------------------------------------------------------------------
-
-
-@_mistake("event_loop", "launched steps count as completed")
-def _reclaim_launched() -> list[Patch]:
-    def poll_transfers(self: EventLoop, now: float) -> bool:
-        if self._in_flight:
-            self._scheduler.reclaim(self._in_flight[-1].step)
-        return real(self, now)
-
-    real = EventLoop._poll_transfers
-    return [(EventLoop, "_poll_transfers", poll_transfers)]
-
-
-@_mistake("event_loop", "where launches cost nothing, a step is settled before the one launched earlier")
-def _newest_first() -> list[Patch]:
-    def settle(self: EventLoop) -> None:
-        if not self._launches_cost:
-            self._in_flight.rotate(1)
-        real(self)
-
-    real = EventLoop._settle_oldest
-    return [(EventLoop, "_settle_oldest", settle)]
-
-
-@_mistake("event_loop", "what comes while a step is settled first is lost")
-def _deaf_while_settling() -> list[Patch]:
-    def take_in(self: EventLoop, patience_seconds: float) -> None:
-        steps = self._scheduler.steps if isinstance(self._scheduler, Witness) else []
-        if steps[-2:-1] == ["settles first"]:
-            self._links.receive(patience_seconds)
-        real(self, patience_seconds)
-
-    real = EventLoop._take_in
-    return [(EventLoop, "_take_in", take_in)]
-
-
-@_mistake("decode", "rows are settled in another order")
-def _rows_swapped() -> list[Patch]:
-    def settle(self: DecodeScheduler, batch: Any, sampled: Sampled, now: float) -> None:
-        real(self, batch, dataclasses.replace(sampled, token_ids=sampled.token_ids[::-1]), now)
-
-    real = DecodeScheduler.settle
-    return [(DecodeScheduler, "settle", settle)]
-
-
-@_mistake("decode", "the output index starts anew with each attempt")
-def _index_of_attempt() -> list[Patch]:
-    def row(rid: str, attempt: int, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> Row:
-        return Row(rid, attempt, index if attempt == 1 else index - 1, token_ids, logprobs)
-
-    return [(output_buffer, "Row", row)]
-
-
-@_mistake("decode", "an end overtakes the last tokens")
-def _finished_first() -> list[Patch]:
-    return [(output_buffer.OutputBuffer, "flush_of", lambda *_: [])]
-
-
-@_mistake("decode", "penalties forget the tokens before a join")
-def _history_lost() -> list[Patch]:
-    def join(self: Req, last_token: int | None = None) -> Any:
-        return dataclasses.replace(real(self, last_token), token_ids=())
-
-    real = Req.join
-    return [(Req, "join", join)]
-
-
-@_mistake("retraction", "pages are backed up before the step in flight has settled")
-def _early_backup() -> list[Patch]:
-    def start_backups(self: retraction.Retraction) -> list[Any]:
-        return [req for req in [*self.settling] if not self._back_up(req)]
-
-    return [(retraction.Retraction, "start_backups", start_backups)]
-
-
-@_mistake("retraction", "a retracted request is lost")
-def _lost_retracted() -> list[Patch]:
-    def on_copy(self: retraction.Retraction, copy_id: int) -> Any:
-        req = real(self, copy_id)
-        if len(self._retracted) > 1:
-            self._retracted.pop()
-        return req
-
-    real = retraction.Retraction.on_copy
-    return [(retraction.Retraction, "on_copy", on_copy)]
-
-
-@_mistake("retraction", "a request that is cancelled while it is copied is dropped at once")
-def _copy_ignored() -> list[Patch]:
-    def drop(self: DecodeScheduler, req: Req) -> None:
-        if req.state in (DecodeState.BACKING_UP, DecodeState.RESTORING):
-            self.memory.release(req, PageState.COPYING)
-            self._end(req, DecodeEvent.CANCELLED)
-        else:
-            real(self, req)
-
-    real = DecodeScheduler._drop
-    return [(DecodeScheduler, "_drop", drop)]
-
-
-@_mistake("retraction", "pages come back in another order")
-def _wrong_page_on_resume() -> list[Patch]:
-    def copy(self: retraction.Retraction, copy: Any, kind: Any, source: list[int], target: list[int]) -> None:
-        real(self, copy, kind, source[::-1] if copy.restoring else source, target)
-
-    real = retraction.Retraction._copy
-    return [(retraction.Retraction, "_copy", copy)]
-
-
-# ---- router ----------------------------------------------------------------------------------------------------
-
-
-@_mistake("lifecycle", "a request that lost its decode worker is ready again")
-def _lost_is_ready() -> list[Patch]:
-    return [(TRANSITIONS.rows[RequestState.DECODING], RequestEvent.LOST, RequestState.READY)]
-
-
-@_mistake("lifecycle", "a later attempt counts its output as prompt")
-def _prompt_len_lost() -> list[Patch]:
-    def send(self: Reservations, worker: Worker, message: Any) -> None:
-        if isinstance(message, Prefill):
-            message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
-        real(self, worker, message)
-
-    real = Reservations.send
-    return [(Reservations, "send", send)]
-
-
-@_mistake("lifecycle", "requests of a lost worker are not tried again")
-def _loss_ignored() -> list[Patch]:
-    def down(self: Fleet, peer: str) -> None:
-        real(self, peer)
-
-    real = Fleet.down
-    return [(Fleet, "down", down)]
-
-
-@_mistake("placement", "requests go where they do not fit")
-def _fits_ignored() -> list[Patch]:
-    def fits(self: Worker, tokens: int) -> bool:
-        del self, tokens
-        return True
-
-    return [(Worker, "fits", fits)]
-
-
-@_mistake("placement", "pages go to workers of another KV format")
-def _format_ignored() -> list[Patch]:
-    def could_decode(need: Any, worker: Worker, _fleet: Any) -> bool:
-        return worker.fits(need.tokens_max) and need.features <= worker.features
-
-    return [(placement, "could_decode", could_decode)]
+    def tell(real: Any, agent: Any, event: Any) -> None:
+        was_held = isinstance(event, FetchStale) and held.get((id(agent), event.fetch_id))
+        real(agent, _landed(event) if was_held else event)
+
+    return {"a fetch starts at the agent": start, "the agent tells of a fetch": tell}
+
+
+def _tell_landed(tell: Any, agent: Any, event: Any) -> None:
+    tell(agent, _landed(event) if isinstance(event, FetchStale) else event)
+
+
+def _no_quarantine(_: Any, queue: Any, fetch_id: int, req: Any, ended: bool) -> None:
+    del ended
+    get(queue, "pages in quarantine").setdefault(fetch_id, [])
+    queue.memory.release(req, PageState.ARRIVING)
+
+
+def _join_if_roomy(join: Any, decode: Any, arrived: Any) -> None:
+    if decode.memory.available_pages >= len(get(decode, "the batch of decode").running):
+        join(decode, arrived)
+
+
+def _reclaim_launched(poll: Any, loop: Any, now: float) -> bool:
+    if in_flight := get(loop, "steps in flight"):
+        get(loop, "the scheduler of a loop").reclaim(in_flight[-1].step)
+    return bool(poll(loop, now))
+
+
+def _newest_first(settle: Any, loop: Any) -> None:
+    if not get(loop, "whether launches cost time"):
+        get(loop, "steps in flight").rotate(1)
+    settle(loop)
+
+
+def _deaf_while_settling(take_in: Any, loop: Any, patience_seconds: float) -> None:
+    scheduler = get(loop, "the scheduler of a loop")
+    if isinstance(scheduler, Witness) and scheduler.steps[-2:-1] == ["settles first"]:
+        get(loop, "the links of a loop").receive(patience_seconds)
+    take_in(loop, patience_seconds)
+
+
+def _forget_retracted(on_copy: Any, retraction: Any, copy_id: int) -> Any:
+    req = on_copy(retraction, copy_id)
+    if len(retracted := get(retraction, "retracted requests")) > 1:
+        retracted.pop()
+    return req
+
+
+def _back_up_settling(_: Any, retraction: Any) -> list[Any]:
+    return [req for req in [*retraction.settling] if not get(retraction, "a request is backed up")(req)]
+
+
+def _send_all_as_prompt(send: Any, reservations: Any, worker: Any, message: Any) -> None:
+    if isinstance(message, Prefill):
+        message = msgspec.structs.replace(message, prompt_len=len(message.token_ids))
+    send(reservations, worker, message)
+
+
+def _last_token_refused(never_fits: Any, admission: Any, command: Any) -> Any:
+    if command.prompt_len + command.params.max_new_tokens >= get(admission, "the context of decode"):
+        return "too_long", "it could fill the context"
+    return never_fits(admission, command)
+
+
+def _no_part(up: Any, fleet: Any, peer: str, hello: Any) -> Any:
+    worker = up(fleet, peer, hello)
+    if not isinstance(worker, str):
+        worker.prefilling_max = int(hello.limits.slots * get(fleet, "prompts per slot"))
+    return worker
+
+
+MISTAKES: dict[str, Mistakes] = {
+    "page_pool": {
+        "pages are free before their last step has completed": {
+            "pages are given back": lambda retire, pool, pages, before, _step: retire(pool, pages, before, 0)
+        },
+        "an aborted request's pages are forgotten": {"a request is dropped": _drop_running_at_once},
+    },
+    "radix_cache": {
+        "locks do not keep pages from eviction": {
+            "cached pages are locked": nothing,
+            "cached pages are unlocked": nothing,
+        },
+        "an edge matches by its first page alone": {
+            "an edge of the cache is compared": lambda _, cache, edge, tokens, start: min(
+                len(edge), (len(tokens) - start) // cache.page_size * cache.page_size
+            )
+        },
+    },
+    "leases": {
+        "the end of a lease leaves its word": {"a lease ends": nothing},
+        "the word is cleared a while after the pages are free": {"a lease ends": _clear_later},
+        "a nonce is used again": {"a lease begins": _open_with_seven},
+        "the epoch is in neither the agent's name nor the nonce": _open_by_count,
+    },
+    "baton": {"a baton is made before its step has settled": _cells_come_late},
+    "transfer": {
+        "the word is read before the pages": _word_first,
+        "stale bytes are taken for landed": {"the agent tells of a fetch": _tell_landed},
+    },
+    "transfer_queue": {
+        "the target of a failed read is used again at once": {
+            "pages of a fetch are given back": _no_quarantine
+        },
+        "a request that waits for a prefix is forgotten when its fetch fails": {
+            "requests that waited for a fetch are taken": lambda take, queue: [
+                entry for entry in take(queue) if entry[2]
+            ]
+        },
+        "a landed request may not join when room is short": {
+            "a request joins the running ones": _join_if_roomy
+        },
+        "the fetch starts one page late behind a cached prefix": {
+            "a fetch starts at the agent": lambda start, agent, fetch_id, baton, start_page, into: start(
+                agent, fetch_id, baton, 0 if start_page else start_page, into
+            )
+        },
+    },
+    "event_loop": {
+        "launched steps count as completed": {"the loop looks at transfers": _reclaim_launched},
+        "where launches cost nothing, a step is settled before the one launched earlier": {
+            "the loop settles its oldest step": _newest_first
+        },
+        "what comes while a step is settled first is lost": {
+            "the loop takes in messages": _deaf_while_settling
+        },
+    },
+    "decode": {
+        "rows are settled in another order": {
+            "a step is settled": lambda settle, decode, batch, sampled, now: settle(
+                decode, batch, replace(sampled, token_ids=sampled.token_ids[::-1]), now
+            )
+        },
+        "the output index starts anew with each attempt": {
+            "a row is made": lambda row, rid, attempt, index, token_ids, logprobs: row(
+                rid, attempt, index if attempt == 1 else index - 1, token_ids, logprobs
+            )
+        },
+        "an end overtakes the last tokens": {"the last tokens are flushed": gives([])},
+        "penalties forget the tokens before a join": {
+            "a request joins a batch": lambda join, req, last_token=None: replace(
+                join(req, last_token), token_ids=()
+            )
+        },
+    },
+    "retraction": {
+        "pages are backed up before the step in flight has settled": {"backups start": _back_up_settling},
+        "a retracted request is lost": {"a copy is done": _forget_retracted},
+        "a request that is cancelled while it is copied is dropped at once": {
+            "a request is dropped": _drop_copied_at_once
+        },
+        "pages come back in another order": {
+            "pages are copied": lambda real, retraction, copy, kind, source, target: real(
+                retraction, copy, kind, source[::-1] if copy.restoring else source, target
+            )
+        },
+    },
+    "lifecycle": {
+        "a request that lost its decode worker is ready again": {
+            "a decoding request loses its worker": RequestState.READY
+        },
+        "a later attempt counts its output as prompt": {"a command is sent": _send_all_as_prompt},
+        "requests of a lost worker are not tried again": {
+            "a worker goes": lambda down, fleet, peer: gives(None)(down(fleet, peer))
+        },
+        "an answer without max_tokens ends where its reserve is clipped": {
+            "a request finishes": lambda finish_reason, req, ends: (
+                finish_reason(req, ends) or ("length" if req.output_len >= CLIP else None)
+            )
+        },
+    },
+    "placement": {
+        "requests go where they do not fit": {"a request fits a worker": gives(True)},
+        "pages go to workers of another KV format": {
+            "a worker could decode": lambda _, need, worker, _fleet: (
+                worker.fits(need.tokens_max) and need.features <= worker.features
+            )
+        },
+        "a part of a request in flight per slot is none": {"a worker comes": _no_part},
+    },
+    "room": {
+        "a request that may fill its context is a token too long for decode": {
+            "a request can never fit": _last_token_refused
+        },
+    },
+}

@@ -1,89 +1,83 @@
-"""Mistakes in the steps of a decode worker, what each carries and whom: see `mutations`."""
+"""Mistakes in the steps of a decode worker, what each carries, and who gets pages and when: see `mutations`."""
 
 from __future__ import annotations
 
-from decode import output_buffer
+from typing import Any
+
 from decode.lifecycle import DecodeEvent
-from decode.running_batch import RunningBatch
-from decode.transfer_queue import TransferQueue, Transferred
-from shared.batch.req import Req
-from shared.batch.schedule_batch import PageGrant, SlotJoin
+from decode.transfer_queue import Transferred
 from shared.kv.page_pool import PageState
-from shared.wire.baton import Baton
-from shared.wire.messages import Row
-from shared.wire.sampled import TokenLogprobs
-from tests.simulation.mistakes.mutation import Mutation, Patch, into
-
-MISTAKES: dict[str, Mutation] = {}
-_mistake = into(MISTAKES)
+from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
+from tests.simulation.mistakes.roles import get, put
 
 
-@_mistake("steps", "the step after the first carries the join, too, so a token is computed twice")
-def _joined_twice() -> list[Patch]:
-    def joins(self: RunningBatch) -> tuple[SlotJoin, ...]:
-        starting = [req for req in self._starting if req.slot is not None]
-        self._starting = [req for req in starting if req.launched_len == req.kv_len]
-        return tuple(req.join(last_token=req.token_ids[-1]) for req in starting)
-
-    return [(RunningBatch, "_joins", joins)]
+def _joined_twice(_: Any, running: Any) -> tuple[Any, ...]:
+    starting = [req for req in get(running, "requests that start") if req.slot is not None]
+    put(running, "requests that start", [req for req in starting if req.launched_len == req.kv_len])
+    return tuple(req.join(last_token=req.token_ids[-1]) for req in starting)
 
 
-@_mistake("steps", "a request joins with the token before its last")
-def _token_before() -> list[Patch]:
-    def joins(self: RunningBatch) -> tuple[SlotJoin, ...]:
-        starting, self._starting = self._starting, []
-        return tuple(req.join(last_token=req.token_ids[-2]) for req in starting if req.slot is not None)
-
-    return [(RunningBatch, "_joins", joins)]
+def _token_before(_: Any, running: Any) -> tuple[Any, ...]:
+    starting = get(running, "requests that start")
+    put(running, "requests that start", [])
+    return tuple(req.join(last_token=req.token_ids[-2]) for req in starting if req.slot is not None)
 
 
-@_mistake("steps", "a request joins when its fetch starts")
-def _before_it_landed() -> list[Patch]:
-    real = TransferQueue.start
-
-    def start(self: TransferQueue, req: Req, baton: Baton) -> Transferred | None:
-        arrived = real(self, req, baton)
-        if arrived is None:
-            fetch_id = self._next_fetch_id - 1
-            self._remove(fetch_id)
-            self._quarantined[fetch_id] = []
-            self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
-            arrived = self._arrive(Transferred(req), DecodeEvent.LANDED)
-        return arrived
-
-    return [(TransferQueue, "start", start)]
+def _before_it_landed(start: Any, queue: Any, req: Any, baton: Any) -> Any:
+    arrived = start(queue, req, baton)
+    if arrived is None:
+        fetch_id = get(queue, "number of the next fetch") - 1
+        get(queue, "a fetch is removed")(fetch_id)
+        get(queue, "pages in quarantine")[fetch_id] = []
+        queue.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
+        arrived = get(queue, "a request arrives")(Transferred(req), DecodeEvent.LANDED)
+    return arrived
 
 
-@_mistake("steps", "a row without a page runs all the same")
-def _without_page() -> list[Patch]:
-    real = RunningBatch._grant_pages
-
-    def grant_pages(self: RunningBatch, growing: list[Req]) -> list[PageGrant]:
-        grants = real(self, growing)
-        for req in growing:
-            req.launched_max = max(req.launched_max, req.launched_len + 1)
-        return grants
-
-    return [(RunningBatch, "_grant_pages", grant_pages)]
+def _without_page(grant_pages: Any, running: Any, growing: Any) -> Any:
+    grants = grant_pages(running, growing)
+    for req in growing:
+        req.launched_max = max(req.launched_max, req.launched_len + 1)
+    return grants
 
 
-@_mistake("steps", "a page is looked for one step late")
-def _page_late() -> list[Patch]:
-    real = RunningBatch._look_ahead
-
-    def look_ahead(self: RunningBatch, req: Req) -> None:
-        real(self, req)
-        if req.launched_max < req.final_kv_len:
-            req.launched_max += 1
-
-    return [(RunningBatch, "_look_ahead", look_ahead)]
+def _page_late(look_ahead: Any, running: Any, req: Any) -> None:
+    look_ahead(running, req)
+    if req.launched_max < req.final_kv_len:
+        req.launched_max += 1
 
 
-@_mistake("steps", "a flush forgets all but the last token of a request")
-def _last_token_only() -> list[Patch]:
-    def row(
-        rid: str, attempt: int, index: int, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]
-    ) -> Row:
-        return Row(rid, attempt, index + len(token_ids) - 1, token_ids[-1:], logprobs[-1:])
-
-    return [(output_buffer, "Row", row)]
+MISTAKES: dict[str, Mistakes] = {
+    "steps": {
+        "the step after the first carries the join, too, so a token is computed twice": {
+            "requests start in a step": _joined_twice
+        },
+        "a request joins with the token before its last": {"requests start in a step": _token_before},
+        "a request joins when its fetch starts": {"the fetch of a request starts": _before_it_landed},
+        "a row without a page runs all the same": {"growing rows get pages": _without_page},
+        "a page is looked for one step late": {"a row looks ahead for its next page": _page_late},
+        "a flush forgets all but the last token of a request": {
+            "a row is made": lambda row, rid, attempt, index, token_ids, logprobs: row(
+                rid, attempt, index + len(token_ids) - 1, token_ids[-1:], logprobs[-1:]
+            )
+        },
+    },
+    "room": {
+        "a step's pages are asked for one by one": {
+            "each row of a step gets a page": lambda _, memory, reqs: sum(
+                memory.allocate(req, 1) is not None for req in reqs
+            )
+        },
+        "what one tenant holds is summed without those that came since": {"a request is counted in": nothing},
+        "what one tenant holds is summed with those that have left": {"a request is counted anew": nothing},
+        "what arrives may take the pages of the largest request": {
+            "pages kept for the largest request": gives(0)
+        },
+        "requests that are known to end soon get no room to grow": {"room to grow": gives(0.0)},
+        "cached pages that arriving requests hold count as room": {
+            "pages held while requests arrive": lambda _, queue, _req: queue.memory.pool.count(
+                PageState.ARRIVING
+            )
+        },
+    },
+}
