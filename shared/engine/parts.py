@@ -17,6 +17,7 @@ from shared.engine.model.weights import OnProgress
 from shared.engine.sampling.grammars import Grammars
 from shared.scheduling.device import Device
 from shared.wire.messages import Limits
+from shared.wire.sampling_params import FEATURES
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
 
@@ -72,5 +73,4 @@ class Engine:
 
 def features_with(grammars: Grammars | None) -> frozenset[str]:
     """The sampling parameters that both engines serve, see `SamplingParams.features`."""
-    asked = {"logprobs", "prompt_logprobs", "allowed_token_ids", "bad_words"}
-    return frozenset(asked | ({"grammar"} if grammars else set()))
+    return frozenset(FEATURES if grammars else FEATURES.keys() - {"grammar"})

@@ -7,6 +7,7 @@ the end of the prompt across all attempts of a request, never from the start of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -68,16 +69,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def features(self) -> frozenset[str]:
         """What a worker must name in its `Hello` to be given these parameters; one that does not would ignore them."""
-        asked = {
-            "logprobs": self.logprobs >= 0,
-            "prompt_logprobs": self.prompt_logprobs >= 0,
-            "grammar": self.grammar is not None,
-            "allowed_token_ids": bool(self.allowed_token_ids),
-            "bad_words": bool(self.bad_words),
-        }
-        return frozenset(name for name, is_asked in asked.items() if is_asked)
+        return frozenset(name for name, is_asked in FEATURES.items() if is_asked(self))
 
 
+# Parameters that came after the first version: what each is called in a `Hello`, and whether a request asks for it.
+FEATURES: dict[str, Callable[[SamplingParams], bool]] = {
+    "logprobs": lambda params: params.logprobs >= 0,
+    "prompt_logprobs": lambda params: params.prompt_logprobs >= 0,
+    "grammar": lambda params: params.grammar is not None,
+    "allowed_token_ids": lambda params: bool(params.allowed_token_ids),
+    "bad_words": lambda params: bool(params.bad_words),
+}
 _BOUNDS: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),

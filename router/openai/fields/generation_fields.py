@@ -22,23 +22,32 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """The fields that are parameters of sampling by the same names."""
+class SharedSamplingFields(msgspec.Struct, kw_only=True):
+    """The fields of every API that are parameters of sampling by the same names."""
 
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
 
     def given(self) -> dict[str, Any]:
         """The parameters that a body gives, by name."""
-        return {name: value for name in _SAMPLING if (value := getattr(self, name)) is not None}
+        return {name: value for name in SAMPLING if (value := getattr(self, name, None)) is not None}
 
 
-_SAMPLING = SamplingFields.__struct_fields__
+class SamplingFields(SharedSamplingFields, kw_only=True):
+    """And those that Anthropic's API does not have."""
+
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+
+
+SAMPLING = SamplingFields.__struct_fields__
+SAMPLING_OF_ENGINES = {  # those that vLLM and SGLang add to every API, with a remark
+    "min_p": "0 to 1",
+    "repetition_penalty": "0.01 to 10",
+}
 
 
 class GenerationFields(SamplingFields, kw_only=True):

@@ -34,8 +34,6 @@ ANTHROPIC_FIELDS = (
         "vLLM",
         MESSAGES,
         {
-            "min_p": "0 to 1",
-            "repetition_penalty": "0.01 to 10",
             "seed": "as in a chat",
             "cache_salt": "requests of different salts share no prefix cache",
         },

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from router.openai.fields.generation_fields import SAMPLING_OF_ENGINES
 from router.openai.fields.of_openai import TEXT_ONLY
-from router.openai.fields.states import BOTH, CHAT, COMPLETIONS, no_effect, passed_over, refused, served
+from router.openai.fields.states import (
+    ALL,
+    BOTH,
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    no_effect,
+    passed_over,
+    refused,
+    served,
+)
 
 _LATER = "this version does not have it"
 _LOGPROBS = "logprobs, top_logprobs and prompt_logprobs tell what there is"
@@ -12,6 +23,7 @@ _ROUTED = "the router moves KV pages between its workers by itself"
 _OF_BEAMS = "it belongs to beam search"
 
 VLLM_FIELDS = (
+    *served("vLLM", (*ALL, *MESSAGES), SAMPLING_OF_ENGINES),
     *served(
         "vLLM",
         BOTH,
@@ -29,8 +41,6 @@ VLLM_FIELDS = (
         BOTH,
         {
             "top_k": "0 or -1: all",
-            "min_p": "0 to 1",
-            "repetition_penalty": "0.01 to 10",
             "min_tokens": "no end before",
             "stop_token_ids": "up to 64",
             "ignore_eos": "",

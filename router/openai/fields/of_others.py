@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.openai.fields.generation_fields import SAMPLING
 from router.openai.fields.of_openai import NO_TOOLS_OF_ITS_OWN, TEXT_ONLY
 from router.openai.fields.states import (
     ALL,
@@ -22,7 +23,8 @@ from router.openai.fields.states import (
     served,
 )
 
-_SAMPLER = "the samplers here are temperature, top_p, top_k, min_p and the three penalties"
+_FILTERS = [name for name in SAMPLING if not name.endswith("_penalty")]
+_SAMPLER = f"the samplers here are {', '.join(_FILTERS)} and the three penalties"
 _PENALTY = "repetition_penalty looks at all tokens of prompt and output"
 _CONTEXT = "a prompt that does not fit the model's context is refused; truncate_prompt_tokens shortens it"
 _ONE_MODEL = "this server has one model"

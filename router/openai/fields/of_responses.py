@@ -34,8 +34,6 @@ RESPONSES_FIELDS = (
         RESPONSES,
         {
             "top_k": "0 or -1: all",
-            "min_p": "0 to 1",
-            "repetition_penalty": "0.01 to 10",
             "frequency_penalty": "-2 to 2",
             "presence_penalty": "-2 to 2",
             "stop": "up to 16 strings of up to 1,024 characters",

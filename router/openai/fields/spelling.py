@@ -10,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from router.openai.fields.generation_fields import SAMPLING
 from shared.primitives.errors import RequestError
 
 UNKNOWN = "unknown_parameter"  # OpenAI's word
 GUARDED = (  # where a slip is an error: sampling, tools, and the form of an answer
+    *SAMPLING,
     *(
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
         "seed",
         "stop",
         "stop_sequences",
         "max_tokens",
         "max_completion_tokens",
+        "max_output_tokens",
+        "min_tokens",
     ),
-    *("max_output_tokens", "min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *(
         "logit_bias",
         "logprobs",

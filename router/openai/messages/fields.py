@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from router.openai.fields.generation_fields import ChatFields
+from router.openai.fields.generation_fields import ChatFields, SharedSamplingFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import missing_field
 from router.openai.fields.table import read_by_table
@@ -48,7 +48,7 @@ class OutputFields(msgspec.Struct):
     task_budget: msgspec.Raw = NULL
 
 
-class MessagesFields(msgspec.Struct, kw_only=True):
+class MessagesFields(SharedSamplingFields, kw_only=True):
     """The body of POST /v1/messages, and of its count_tokens; null means the default everywhere."""
 
     model: str | None = None  # there is one
@@ -56,17 +56,12 @@ class MessagesFields(msgspec.Struct, kw_only=True):
     max_tokens: int | None = None  # required, but where tokens are counted
     system: msgspec.Raw = NULL
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: str | list[str] | None = None
     tools: msgspec.Raw = NULL
     tool_choice: ToolChoiceFields | None = None
     thinking: ThinkingFields | None = None
     output_config: OutputFields | None = None
     output_format: FormatFields | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
     seed: int | None = None
     cache_salt: str | None = None
 
@@ -102,11 +97,6 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
         messages=msgspec.Raw(msgspec.json.encode(history.messages)),
         stream=asked.stream,
         max_tokens=asked.max_tokens,
-        temperature=asked.temperature,
-        top_p=asked.top_p,
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        repetition_penalty=asked.repetition_penalty,
         seed=asked.seed,
         stop=asked.stop_sequences,
         tools=tools,
@@ -120,6 +110,7 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
         add_generation_prompt=not history.continues,
         continue_final_message=history.continues,
         cache_salt=asked.cache_salt,
+        **asked.given(),
     )
 
 
