@@ -12,9 +12,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 
+import httpx2
+import openai
 import uvloop
 
 from router.access.key_ring import KeyRing
@@ -282,9 +285,9 @@ class RunningRouter:
         self.keyed: KeyedClients | None = None
         self.workers = ScriptedWorkers(limits=limits, features=features, model=model)
         self._settings = RouterConfig(served_model_name=model, **settings)  # type: ignore[arg-type]
-        self._folder = folder
+        self.folder = folder
         given = self._settings
-        self._tokenizer = Tokenizer(
+        self.tokenizer = Tokenizer(
             folder, given.template_seconds_max, given.tool_call_parser, given.reasoning_parser
         )
         self._linked = linked
@@ -295,6 +298,9 @@ class RunningRouter:
         self._running = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.http = httpx2.Client(
+            base_url=self.url, timeout=20, verify=False
+        )  # certificates take 20 ms to load
         self.metrics = Metrics("router")
         self.admin = AdminPort("127.0.0.1", 0, probe_pages(self.health, self.metrics))
         self.admin_url = f"http://127.0.0.1:{self.admin.port}"
@@ -307,9 +313,30 @@ class RunningRouter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.http.close()
         self._loop.call_soon_threadsafe(self._server.stop)
         self._thread.join(10)
         assert not self._thread.is_alive()
+
+    @cached_property
+    def openai(self) -> openai.OpenAI:
+        """A client of OpenAI's, on connections of `http`."""
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http)
+
+    def says(self, text: str, *, end: bool = True, row: int = 1) -> int:
+        """Let the workers answer `text` from now on; returns its length in tokens."""
+        output = self.tokenizer.encode(text, add_special_tokens=False) + ((END_ID,) if end else ())
+        self.workers.script = Script(output=lambda _: output, tokens_a_row=row)
+        return len(output)
+
+    @property
+    def last_prefill(self) -> Prefill:
+        return self.workers.prefills[-1]
+
+    @property
+    def prompt(self) -> str:
+        """The one that the workers were given last."""
+        return self.tokenizer.decode_all(self.last_prefill.token_ids)
 
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the router's loop and wait for it."""
@@ -339,11 +366,11 @@ class RunningRouter:
         self.core = RouterCore(self._settings, self._loop.time())
         self.shell = RouterShell(self.core, self.workers.router)
         self.workers.on_sent = self.shell.links_ready
-        prompts = Prompts(self._tokenizer, self._settings)
+        prompts = Prompts(self.tokenizer, self._settings)
         self.resuming = Resuming(LINK_SECRET)
-        defaults = read_sampling_defaults(self._folder)
+        defaults = read_sampling_defaults(self.folder)
         self.serving = serving = OpenAIServing(
-            self.shell, self._tokenizer, prompts, self._settings, defaults, self.resuming
+            self.shell, self.tokenizer, prompts, self._settings, defaults, self.resuming
         )
         if self._linked:
             self.workers.link()

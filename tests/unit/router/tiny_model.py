@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -24,6 +25,16 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
 )
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A model by what tests ask of it; `features` are its workers', `marks` special tokens."""
+
+    chat_template: str = CHAT_TEMPLATE
+    context_len: int = CONTEXT_LEN
+    features: tuple[str, ...] = ("logprobs", "prompt_logprobs")
+    marks: tuple[str, ...] = ()
 
 
 def byte_level(corpus: list[str], marks: Sequence[str] = ()) -> Tokenizer:

@@ -65,12 +65,12 @@ def keyed(model_folder: Path, keys_file: KeysFile) -> Iterator[RunningRouter]:
 
 def ask(router: RunningRouter, key: str | None, path: str = "/v1/completions") -> httpx2.Response:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx2.post(router.url + path, json=BODY, headers=headers, timeout=30)
+    return router.http.post(path, json=BODY, headers=headers, timeout=30)
 
 
 def counted(router: RunningRouter, name: str) -> dict[str, float]:
     """The samples of a metric, by their labels."""
-    samples = samples_of(httpx2.get(f"{router.admin_url}/metrics").text)
+    samples = samples_of(router.http.get(f"{router.admin_url}/metrics").text)
     return {key.removeprefix(name): value for key, value in samples.items() if key.startswith(f"{name}{{")}
 
 
@@ -92,7 +92,7 @@ def test_without_a_valid_key_every_path_answers_401(
     keyed: RunningRouter, header: str | None, path: str
 ) -> None:
     headers = [] if header is None else [(b"authorization", header.encode("latin-1"))]
-    answer = httpx2.post(keyed.url + path, json=BODY, headers=headers)
+    answer = keyed.http.post(path, json=BODY, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -101,13 +101,13 @@ def test_without_a_valid_key_every_path_answers_401(
 
 def test_a_valid_key_beside_a_second_header_is_no_key(keyed: RunningRouter) -> None:
     headers = [("authorization", f"Bearer {SHOP}"), ("authorization", "Bearer other")]
-    assert httpx2.get(f"{keyed.url}/v1/models", headers=headers).status_code == 401
+    assert keyed.http.get("/v1/models", headers=headers).status_code == 401
 
 
 def test_a_key_comes_in_either_header(keyed: RunningRouter) -> None:
     def status(**headers: str) -> int:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx2.post(f"{keyed.url}/v1/completions", json=BODY, headers=named).status_code
+        return keyed.http.post("/v1/completions", json=BODY, headers=named).status_code
 
     assert status(x_api_key=SHOP) == 200
     assert status(x_api_key=SHOP, authorization=f"Bearer {SHOP}") == 200
@@ -121,7 +121,7 @@ def test_anthropics_clients_are_told_in_their_form_why_they_are_not_let_in(keyed
     def refusal(key: str | None, path: str = "/v1/messages") -> tuple[int, str]:
         headers = {"anthropic-version": "2023-06-01"} | ({"x-api-key": key} if key else {})
         asked = {"model": MODEL, "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
-        answer = httpx2.post(keyed.url + path, json=asked, headers=headers, timeout=30)
+        answer = keyed.http.post(path, json=asked, headers=headers, timeout=30)
         told = answer.json()
         assert (told["type"], told["request_id"]) == ("error", answer.headers["request-id"])
         return answer.status_code, told["error"]["type"]
@@ -134,8 +134,8 @@ def test_anthropics_clients_are_told_in_their_form_why_they_are_not_let_in(keyed
 
 
 def test_load_balancers_need_no_key(keyed: RunningRouter) -> None:
-    assert httpx2.get(f"{keyed.url}/health").status_code == 200
-    assert httpx2.get(f"{keyed.admin_url}/readyz").status_code == 200
+    assert keyed.http.get("/health").status_code == 200
+    assert keyed.http.get(f"{keyed.admin_url}/readyz").status_code == 200
 
 
 def test_openais_client_is_served_with_its_key_and_told_why_not_without(keyed: RunningRouter) -> None:
@@ -178,7 +178,7 @@ def test_a_file_that_is_wrong_or_gone_locks_nobody_out_and_is_counted(
     keyed: RunningRouter, keys_file: KeysFile
 ) -> None:
     def unread() -> float:
-        return samples_of(httpx2.get(f"{keyed.admin_url}/metrics").text)["segue_api_keys_unread_total"]
+        return samples_of(keyed.http.get(f"{keyed.admin_url}/metrics").text)["segue_api_keys_unread_total"]
 
     keys_file.write(*ALL[:1], "and a slip of the pen")
     until(lambda: unread() > 0, 20, "a look at the wrong file")
@@ -246,7 +246,7 @@ def test_a_key_runs_as_many_requests_as_it_may_and_a_client_that_hangs_up_leaves
 ) -> None:
     keyed.workers.script = Script(stalled=True)
     headers = {"authorization": f"Bearer {NARROW}"}
-    with httpx2.stream("POST", f"{keyed.url}/v1/completions", json={**BODY, "stream": True}, headers=headers):
+    with keyed.http.stream("POST", "/v1/completions", json={**BODY, "stream": True}, headers=headers):
         assert ask(keyed, NARROW).status_code == 429
         keyed.workers.script = Script()
         assert ask(keyed, SHOP).status_code == 200
@@ -263,7 +263,7 @@ def test_a_keys_name_is_the_tenant_and_its_priority_that_of_its_requests(keyed: 
     assert shop.tenant != batch.tenant
     assert shop.extra_key != batch.extra_key
     ask(keyed, SHOP)
-    assert keyed.workers.prefills[-1].tenant == shop.tenant
+    assert keyed.last_prefill.tenant == shop.tenant
 
 
 def test_usage_counters_are_the_sums_of_what_200_answers_say(keyed: RunningRouter) -> None:
@@ -301,7 +301,7 @@ def test_what_came_of_an_answer_that_nobody_waited_for_is_counted(keyed: Running
     keyed.workers.script = Script(endless=True, on_demand=True)
     headers = {"authorization": f"Bearer {SHOP}"}
     body = {**BODY, "max_tokens": 50, "stream": True}
-    with httpx2.stream("POST", f"{keyed.url}/v1/completions", json=body, headers=headers) as answer:
+    with keyed.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
         lines = (line for line in answer.iter_lines() if line.startswith("data: "))
         next(lines)
         keyed.call(keyed.workers.step)
@@ -309,7 +309,7 @@ def test_what_came_of_an_answer_that_nobody_waited_for_is_counted(keyed: Running
     until(lambda: counted(keyed, "segue_usage_tokens_total"), 10, "the account of what came")
     used = counted(keyed, "segue_usage_tokens_total")
     assert used["{key=shop,kind=completion}"] == 2
-    assert used["{key=shop,kind=prompt}"] == len(keyed.workers.prefills[-1].token_ids)
+    assert used["{key=shop,kind=prompt}"] == len(keyed.last_prefill.token_ids)
 
 
 def test_a_logged_request_is_one_line_with_its_tokens_and_no_key(
@@ -325,7 +325,7 @@ def test_a_logged_request_is_one_line_with_its_tokens_and_no_key(
         patch.setattr("router.access.usage_accounts.log.info", write)
         body = {**BODY, "prompt": ["abc", "de"]}
         headers = {"authorization": f"Bearer {SHOP}"}
-        answer = httpx2.post(f"{running.url}/v1/completions", json=body, headers=headers)
+        answer = running.http.post("/v1/completions", json=body, headers=headers)
         until(lambda: lines, 10, "the line")
         assert ask(running, "sk-segue-wrong").status_code == 401
     (line,) = lines
@@ -354,4 +354,4 @@ def test_where_there_is_no_file_nothing_of_keys_is_made(router: RunningRouter) -
     assert ask(router, "anything").status_code == 200
     assert router.keyed is None
     assert router.shell.meter is None
-    assert "segue_usage" not in httpx2.get(f"{router.admin_url}/metrics").text
+    assert "segue_usage" not in router.http.get(f"{router.admin_url}/metrics").text

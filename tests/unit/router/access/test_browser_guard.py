@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -20,11 +19,9 @@ from tests.unit.router.scripted_workers import MODEL, RunningRouter
 BODY = json.dumps({"model": MODEL, "prompt": "fox"})
 
 
-@pytest.fixture(scope="module")
-def client(router: RunningRouter) -> Iterator[httpx2.Client]:
-    """A client of a router that listens on loopback."""
-    with httpx2.Client(base_url=router.url, timeout=20) as client:
-        yield client
+@pytest.fixture
+def client(router: RunningRouter) -> httpx2.Client:
+    return router.http
 
 
 def ask(client: httpx2.Client, **headers: str) -> httpx2.Response:
@@ -182,7 +179,7 @@ def test_allowed_hosts_are_served_and_no_others(model_folder: Path) -> None:
             "a.local": 403,
             "10.0.0.1": 200,
         }.items():
-            assert httpx2.get(f"{router.url}/health", headers={"host": host}).status_code == status
+            assert router.http.get("/health", headers={"host": host}).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -212,7 +209,7 @@ def test_origins_with_a_port_or_for_all_are_settings() -> None:
 
 def test_a_router_that_listens_on_all_addresses_is_served_by_any_name(model_folder: Path) -> None:
     with RunningRouter(model_folder, host="0.0.0.0") as router:
-        assert httpx2.get(f"{router.url}/health", headers={"host": "segue.prod.svc"}).status_code == 200
+        assert router.http.get("/health", headers={"host": "segue.prod.svc"}).status_code == 200
 
 
 def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_folder: Path) -> None:

@@ -22,7 +22,7 @@ def ask(router: RunningRouter, source: str, **headers: str) -> str:
     answer = connection.getresponse()
     assert answer.status == 200, answer.read()
     connection.close()
-    return router.workers.prefills[-1].tenant
+    return router.last_prefill.tenant
 
 
 def test_clients_of_different_addresses_are_different_tenants(router: RunningRouter) -> None:

@@ -37,13 +37,13 @@ def keyed(model_folder: Path, tmp_path: Path) -> Iterator[RunningRouter]:
 
 def ask(router: RunningRouter, key: str, **fields: object) -> httpx2.Response:
     headers = {"authorization": f"Bearer {key}"}
-    return httpx2.post(f"{router.url}/v1/completions", json={**BODY, **fields}, headers=headers, timeout=60)
+    return router.http.post("/v1/completions", json={**BODY, **fields}, headers=headers, timeout=60)
 
 
 def streamed(router: RunningRouter, key: str, **fields: object) -> AbstractContextManager[httpx2.Response]:
     headers = {"authorization": f"Bearer {key}"}
     body = {**BODY, **fields, "stream": True}
-    return httpx2.stream("POST", f"{router.url}/v1/completions", json=body, headers=headers, timeout=60)
+    return router.http.stream("POST", "/v1/completions", json=body, headers=headers, timeout=60)
 
 
 def test_requests_that_come_at_once_get_no_more_tokens_than_there_are(keyed: RunningRouter) -> None:
@@ -91,7 +91,7 @@ def test_each_answer_counts_among_those_that_run(keyed: RunningRouter) -> None:
         keyed.workers.script = Script()
         assert ask(keyed, FOUR).status_code == 200
     until(lambda: ask(keyed, FOUR, n=2).status_code == 200, 10, "room for two")
-    samples = samples_of(httpx2.get(f"{keyed.admin_url}/metrics").text)
+    samples = samples_of(keyed.http.get(f"{keyed.admin_url}/metrics").text)
     assert samples["segue_key_requests_total{key=four,outcome=concurrent}"] >= 1
 
 

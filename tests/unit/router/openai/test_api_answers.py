@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -12,36 +11,18 @@ import openai
 import pytest
 
 from router.text.tokenizer import Tokenizer
-from shared.wire.messages import Prefill
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
+from tests.unit.router.tiny_model import CONTEXT_LEN
 
 README = Path(__file__).parents[4] / "README.md"
 TEXT = "Héllo 日本 🙂🦊, the quick brown fox."
 
 
 @pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)
-
-
-@pytest.fixture
-def client(router: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
-    """A client of workers that always say `TEXT`."""
-    says(router, tokenizer, TEXT)
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-def says(router: RunningRouter, tokenizer: Tokenizer, text: str, *, end: bool = True, row: int = 1) -> int:
-    """Let the workers answer `text` from now on; returns its length in tokens."""
-    output = tokenizer.encode(text, add_special_tokens=False) + ((END_ID,) if end else ())
-    router.workers.script = Script(output=lambda _: output, tokens_a_row=row)
-    return len(output)
-
-
-def last_prefill(router: RunningRouter) -> Prefill:
-    return router.workers.prefills[-1]
+def router(router: RunningRouter) -> RunningRouter:
+    """One of workers that always say `TEXT`."""
+    router.says(TEXT)
+    return router
 
 
 def events_of(response: httpx2.Response) -> list[str]:
@@ -51,7 +32,7 @@ def events_of(response: httpx2.Response) -> list[str]:
 def test_a_completion_has_the_text_and_counts_the_tokens(
     client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
 ) -> None:
-    tokens = says(router, tokenizer, TEXT)
+    tokens = router.says(TEXT)
     answer = client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
     assert answer.choices[0].text == TEXT
     assert answer.choices[0].finish_reason == "stop"
@@ -75,15 +56,15 @@ def test_a_chat_is_rendered_with_the_models_template(
     assert answer.choices[0].message.content == TEXT
     assert answer.choices[0].message.role == "assistant"
     rendered = "<|start|>system\nBe brief.<|end|>\n<|start|>user\na\nb<|end|>\n<|start|>assistant\n"
-    assert tokenizer.decode_all(last_prefill(router).token_ids) == rendered
-    assert last_prefill(router).params.max_new_tokens == CONTEXT_LEN - len(last_prefill(router).token_ids)
+    assert tokenizer.decode_all(router.last_prefill.token_ids) == rendered
+    assert router.last_prefill.params.max_new_tokens == CONTEXT_LEN - len(router.last_prefill.token_ids)
 
 
 @pytest.mark.parametrize("row", [1, 3, 100], ids="{} tokens a message".format)
 def test_a_streamed_chat_joins_to_the_same_text_without_half_a_character(
-    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer, row: int
+    client: openai.OpenAI, router: RunningRouter, row: int
 ) -> None:
-    tokens = says(router, tokenizer, TEXT, row=row)
+    tokens = router.says(TEXT, row=row)
     stream = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "hi"}],
@@ -101,11 +82,9 @@ def test_a_streamed_chat_joins_to_the_same_text_without_half_a_character(
     assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 
-def test_a_streamed_completion_ends_with_done_and_has_usage_only_on_request(
-    client: openai.OpenAI,
-) -> None:
+def test_a_streamed_completion_ends_with_done_and_has_usage_only_on_request(router: RunningRouter) -> None:
     body = {"model": MODEL, "prompt": "fox", "stream": True, "max_tokens": 100}
-    response = httpx2.post(str(client.base_url) + "completions", json=body)
+    response = router.http.post("/v1/completions", json=body)
     assert response.headers["content-type"].startswith("text/event-stream")
     *events, done = events_of(response)
     assert done == "[DONE]"
@@ -114,10 +93,8 @@ def test_a_streamed_completion_ends_with_done_and_has_usage_only_on_request(
     assert all("usage" not in chunk for chunk in chunks)
 
 
-def test_sixteen_tokens_are_the_default_of_a_completion(
-    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
-) -> None:
-    says(router, tokenizer, TEXT * 3, end=False)
+def test_sixteen_tokens_are_the_default_of_a_completion(client: openai.OpenAI, router: RunningRouter) -> None:
+    router.says(TEXT * 3, end=False)
     answer = client.completions.create(model=MODEL, prompt="fox")
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
@@ -191,7 +168,7 @@ def test_all_sampling_parameters_reach_the_workers(client: openai.OpenAI, router
             "stop_token_ids": [9],
         },
     )
-    params = last_prefill(router).params
+    params = router.last_prefill.params
     assert (params.max_new_tokens, params.min_new_tokens, params.seed) == (9, 2, 42)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 20, 0.1)
     assert (params.frequency_penalty, params.presence_penalty, params.repetition_penalty) == (0.25, -0.5, 1.5)
@@ -200,7 +177,7 @@ def test_all_sampling_parameters_reach_the_workers(client: openai.OpenAI, router
 
 def test_top_k_minus_one_means_all_as_in_vllm(client: openai.OpenAI, router: RunningRouter) -> None:
     client.completions.create(model=MODEL, prompt="fox", extra_body={"top_k": -1})
-    assert last_prefill(router).params.top_k == 0
+    assert router.last_prefill.params.top_k == 0
 
 
 def test_requests_without_a_seed_get_different_ones(client: openai.OpenAI, router: RunningRouter) -> None:
@@ -229,39 +206,36 @@ def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
 
 
 def test_text_survives_tokenize_and_detokenize(router: RunningRouter, tokenizer: Tokenizer) -> None:
-    answer = httpx2.post(f"{router.url}/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
+    answer = router.http.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
     assert answer["tokens"] == list(tokenizer.encode(TEXT))
     assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
     assert answer["max_model_len"] == CONTEXT_LEN
-    back = httpx2.post(f"{router.url}/detokenize", json={"tokens": answer["tokens"]}).json()
+    back = router.http.post("/detokenize", json={"tokens": answer["tokens"]}).json()
     assert back == {"prompt": TEXT}
 
 
-@pytest.mark.usefixtures("client")
 def test_tokenize_counts_a_chat_as_the_chat_endpoint_does(router: RunningRouter) -> None:
     messages = [{"role": "user", "content": "hi"}]
-    counted = httpx2.post(f"{router.url}/tokenize", json={"messages": messages}).json()["count"]
-    answer = httpx2.post(
-        f"{router.url}/v1/chat/completions", json={"model": MODEL, "messages": messages}
-    ).json()
+    counted = router.http.post("/tokenize", json={"messages": messages}).json()["count"]
+    answer = router.http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}).json()
     assert answer["usage"]["prompt_tokens"] == counted
 
 
 def test_probes_and_metrics_answer(client: openai.OpenAI, router: RunningRouter) -> None:
     client.completions.create(model=MODEL, prompt="fox", max_tokens=100)
-    assert httpx2.get(f"{router.admin_url}/livez").text == "ok\n"
-    assert httpx2.get(f"{router.admin_url}/readyz").json()["ready"] is True
-    metrics = httpx2.get(f"{router.admin_url}/metrics").text
+    assert router.http.get(f"{router.admin_url}/livez").text == "ok\n"
+    assert router.http.get(f"{router.admin_url}/readyz").json()["ready"] is True
+    metrics = router.http.get(f"{router.admin_url}/metrics").text
     assert 'segue_requests_total{outcome="stop",role="router"}' in metrics
 
 
 def test_health_and_readyz_answer_readiness(router: RunningRouter) -> None:
     pages = f"{router.url}/health", f"{router.admin_url}/readyz"
-    assert [httpx2.get(page).status_code for page in pages] == [200, 200]
+    assert [router.http.get(page).status_code for page in pages] == [200, 200]
     router.health.become_unready("ending")
     try:
         for page in pages:
-            refused = httpx2.get(page)
+            refused = router.http.get(page)
             assert refused.status_code == 503
             assert refused.json()["doing"] == "ending"
     finally:
@@ -278,7 +252,7 @@ def test_every_path_that_the_readme_names_is_there_and_on_its_port_alone(
     urls = [router.url, router.admin_url]
     for path in paths:
         for url in (urls[elsewhere], urls[1 - elsewhere]):
-            answer = httpx2.get(url + path.replace("{id}", "unknown"))
+            answer = router.http.get(url + path.replace("{id}", "unknown"))
             absent = "nothing at this path" in answer.text or "is on the admin port" in answer.text
             assert absent == (url != urls[elsewhere]), (url, path)
 
@@ -287,54 +261,52 @@ def test_every_path_that_the_readme_names_is_there_and_on_its_port_alone(
 def test_a_page_of_the_admin_port_is_not_found_on_the_api_port_but_named(
     router: RunningRouter, path: str
 ) -> None:
-    answer = httpx2.get(router.url + path)
+    answer = router.http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == f"/{path.split('/')[1]} is on the admin port"
-    assert "admin" not in httpx2.get(f"{router.url}/debugger").text
+    assert "admin" not in router.http.get("/debugger").text
 
 
 def test_an_unknown_path_is_answered_with_those_that_are_there(router: RunningRouter) -> None:
-    message = httpx2.post(f"{router.url}/v1/nothing", json={}).json()["error"]["message"]
+    message = router.http.post("/v1/nothing", json={}).json()["error"]["message"]
     named = re.findall(r"/v1/[a-z_/]+", message)
     assert len(named) == 6
-    assert all("nothing at this path" not in httpx2.get(router.url + path).text for path in named)
+    assert all("nothing at this path" not in router.http.get(path).text for path in named)
 
 
-@pytest.mark.usefixtures("client")
 def test_the_request_id_of_the_answer_leads_to_what_became_of_it(router: RunningRouter) -> None:
     for prompt, choices in (("fox", 1), (["fox", "dog"], 2)):
-        response = httpx2.post(f"{router.url}/v1/completions", json={"model": MODEL, "prompt": prompt})
+        response = router.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
         rid = response.headers["x-request-id"]
         assert response.json()["id"] == f"cmpl-{rid}"
         for known_as in (rid, f"cmpl-{rid}"):
-            debug = httpx2.get(f"{router.admin_url}/debug/requests/{known_as}").json()
+            debug = router.http.get(f"{router.admin_url}/debug/requests/{known_as}").json()
             choices_seen = debug.get("choices", [debug])
             assert len(choices_seen) == choices
             assert {worker["role"] for one in choices_seen for worker in one["workers"]} == {
                 "prefill",
                 "decode",
             }
-    assert httpx2.get(f"{router.admin_url}/debug/requests/unknown").status_code == 404
+    assert router.http.get(f"{router.admin_url}/debug/requests/unknown").status_code == 404
 
 
-@pytest.mark.usefixtures("client")
 def test_what_clients_wrote_is_in_no_error_metric_or_debug_page(router: RunningRouter) -> None:
     marker = "marker-51c9"
     fields = {"model": MODEL, "prompt": marker, "stop": [marker], "user": marker, marker: marker}
     headers = {"authorization": f"Bearer {marker}", "x-request-id": marker}
-    good = httpx2.post(f"{router.url}/v1/completions?{marker}", json=fields, headers=headers)
+    good = router.http.post(f"/v1/completions?{marker}", json=fields, headers=headers)
     assert good.status_code == 200
     bad = [
-        httpx2.post(f"{router.url}/v1/completions", json=fields | {"n": 0}, headers=headers),
-        httpx2.post(f"{router.url}/v1/completions", json=fields | {"model": marker}),
-        httpx2.post(f"{router.url}/v1/completions", content=marker),
-        httpx2.get(f"{router.url}/{marker}"),
-        httpx2.get(f"{router.url}/v1/models/{marker}"),
-        httpx2.get(f"{router.admin_url}/debug/requests/{marker}"),
+        router.http.post("/v1/completions", json=fields | {"n": 0}, headers=headers),
+        router.http.post("/v1/completions", json=fields | {"model": marker}),
+        router.http.post("/v1/completions", content=marker),
+        router.http.get(f"/{marker}"),
+        router.http.get(f"/v1/models/{marker}"),
+        router.http.get(f"{router.admin_url}/debug/requests/{marker}"),
     ]
     assert all(response.status_code >= 400 for response in bad)
-    pages = [httpx2.get(f"{router.admin_url}/debug/requests/{good.headers['x-segue-request-id']}")]
-    pages.append(httpx2.get(f"{router.admin_url}/metrics"))
+    pages = [router.http.get(f"{router.admin_url}/debug/requests/{good.headers['x-segue-request-id']}")]
+    pages.append(router.http.get(f"{router.admin_url}/metrics"))
     echoed = {"x-request-id": marker}  # in the head of a client's own answer
     heads = [
         [item for item in answer.headers.items() if item not in echoed.items()] for answer in (*bad, *pages)

@@ -174,10 +174,9 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def client(router: RunningRouter) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=router.url, timeout=20) as client:
-        yield client
+@pytest.fixture
+def client(router: RunningRouter) -> httpx2.Client:
+    return router.http
 
 
 def error_of(response: httpx2.Response) -> dict[str, Any]:

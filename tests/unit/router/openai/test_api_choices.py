@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
@@ -19,20 +17,14 @@ SEED = 40
 
 
 @pytest.fixture
-def client(router: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
+def router(router: RunningRouter) -> RunningRouter:
     def output(prefill: Prefill) -> tuple[int, ...]:
-        prompt = tokenizer.decode_all(prefill.token_ids)
+        prompt = router.tokenizer.decode_all(prefill.token_ids)
         words = f"{prefill.params.seed} of {prompt[-1]}"
-        return (*tokenizer.encode(words, add_special_tokens=False), END_ID)
+        return (*router.tokenizer.encode(words, add_special_tokens=False), END_ID)
 
     router.workers.script = Script(output=output)
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def tokenizer(model_folder: object) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)  # type: ignore[arg-type]
+    return router
 
 
 def test_choices_have_the_seeds_from_the_one_asked_for(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
@@ -92,7 +84,7 @@ def test_each_chunk_has_the_usage_of_its_choice_so_far_if_that_is_asked_for(
     asked = {**(message if path.startswith("chat") else {"prompt": "fox"}), "n": 2, "max_tokens": 8}
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = chunks_of(router, path, asked | {"stream_options": options})
-    prompt = len(router.workers.prefills[-1].token_ids)
+    prompt = len(router.last_prefill.token_ids)
     counted: dict[int, list[int]] = {0: [], 1: []}
     for chunk in chunks:
         usage, (choice,) = chunk["usage"], chunk["choices"]
@@ -111,14 +103,14 @@ def test_each_chunk_has_the_usage_of_its_choice_so_far_if_that_is_asked_for(
 
 def test_usage_in_each_chunk_is_passed_over_without_one_at_the_end(router: RunningRouter) -> None:
     asked = {"prompt": "fox", "stream": True, "stream_options": {"continuous_usage_stats": True}}
-    answer = httpx2.post(f"{router.url}/v1/completions", json={"model": MODEL, **asked}, timeout=20)
+    answer = router.http.post("/v1/completions", json={"model": MODEL, **asked})
     assert answer.headers["x-segue-ignored"] == "stream_options.continuous_usage_stats"
     assert '"usage"' not in answer.text
 
 
 def chunks_of(router: RunningRouter, path: str, asked: dict[str, Any]) -> list[dict[str, Any]]:
     body = {"model": MODEL, "stream": True, **asked}
-    answer = httpx2.post(f"{router.url}/v1/{path}", json=body, timeout=20)
+    answer = router.http.post(f"/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert "x-segue-ignored" not in answer.headers
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]

@@ -65,7 +65,7 @@ def test_one_hang_up_cancels_every_prompt_of_the_request(model_folder: Path) -> 
 def test_a_silent_stream_gets_comment_lines_and_goes_on(model_folder: Path) -> None:
     with RunningRouter(model_folder, keepalive_seconds=0.05) as router:
         router.workers.script = Script(stalled=True)
-        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with router.http.stream("POST", "/v1/completions", json=STREAM) as response:
             assert response.status_code == 200
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
@@ -78,7 +78,7 @@ def test_a_stream_that_waits_longer_than_a_keepalive_and_is_refused_gets_the_sta
     model_folder: Path,
 ) -> None:
     with RunningRouter(model_folder, linked=False, keepalive_seconds=0.05, waiting_seconds_max=0.5) as router:
-        response = httpx2.post(f"{router.url}/v1/completions", json=STREAM)
+        response = router.http.post("/v1/completions", json=STREAM)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "no_worker"
@@ -90,7 +90,7 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Pat
         RunningRouter(model_folder, worker_return_seconds=0.2) as router,
     ):
         router.workers.script = Script(stalled=True)
-        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with router.http.stream("POST", "/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
             first = json.loads(next(lines).removeprefix("data: "))
             assert first["choices"][0]["text"]
@@ -122,7 +122,7 @@ def test_without_workers_the_answer_is_503_with_retry_after(
     model_folder: Path, body: dict[str, object]
 ) -> None:
     with RunningRouter(model_folder, linked=False, waiting_seconds_max=0.2) as router:
-        response = httpx2.post(f"{router.url}/v1/completions", json=body)
+        response = router.http.post("/v1/completions", json=body)
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["type"] == "service_unavailable_error"
@@ -132,7 +132,7 @@ def test_a_chat_without_a_length_gets_what_the_workers_pools_hold(model_folder: 
     limits = Limits(CONTEXT_LEN, page_size=16, pages=CONTEXT_LEN // 32, slots=4, vocab_size=400)
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "fox"}]}
     with RunningRouter(model_folder, limits=limits) as router:
-        assert httpx2.post(f"{router.url}/v1/chat/completions", json=chat).status_code == 200
+        assert router.http.post("/v1/chat/completions", json=chat).status_code == 200
         (prefill,) = router.workers.prefills
         assert prefill.prompt_len + prefill.params.max_new_tokens == CONTEXT_LEN // 2
 
@@ -140,7 +140,7 @@ def test_a_chat_without_a_length_gets_what_the_workers_pools_hold(model_folder: 
 def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
     with RunningRouter(model_folder, request_seconds_max=0.2) as router:
         router.workers.script = Script(silent=True)
-        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
+        response = router.http.post("/v1/completions", json=BODY)
         assert response.status_code == 504
         assert response.json()["error"]["type"] == "timeout_error"
 
@@ -173,10 +173,10 @@ def test_a_template_that_does_not_end_costs_its_client_the_answer_and_nobody_els
     with RunningRouter(folder, tokenizer_threads=1, template_seconds_max=0.2) as router:
         url = f"{router.url}/v1/chat/completions"
         for _ in range(2):
-            refused = httpx2.post(url, json={"model": MODEL, "messages": [user, user]}, timeout=20)
+            refused = router.http.post(url, json={"model": MODEL, "messages": [user, user]})
             assert refused.status_code == 400
             assert "does not end" in refused.json()["error"]["message"]
-        assert httpx2.post(url, json={"model": MODEL, "messages": [user]}).status_code == 200
+        assert router.http.post(url, json={"model": MODEL, "messages": [user]}).status_code == 200
 
 
 def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_more_prompts_than_may_wait_for_the_tokenizer_get_429(tmp_path: Path) ->
         ThreadPoolExecutor(8) as threads,
     ):
         url = f"{router.url}/v1/chat/completions"
-        answers = list(threads.map(lambda _: httpx2.post(url, json=body, timeout=20), range(8)))
+        answers = list(threads.map(lambda _: router.http.post(url, json=body), range(8)))
     refused = [answer for answer in answers if answer.status_code == 429]
     assert refused
     assert refused[0].json()["error"]["type"] == "rate_limit_error"
@@ -214,7 +214,7 @@ def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_fo
         router.workers.script = Script(endless=True, on_demand=True)
         body = STREAM | {"prompt": ["fox"] * 30, "max_tokens": 250}
         received = bytearray()
-        with httpx2.stream("POST", f"{router.url}/v1/completions", json=body, timeout=20) as response:
+        with router.http.stream("POST", "/v1/completions", json=body) as response:
             for part in response.iter_bytes():
                 received += part
                 router.call(router.workers.step)  # what is written next waits for what was read
@@ -225,7 +225,7 @@ def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_fo
 def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path) -> None:
     with RunningRouter(model_folder) as router:
         router.workers.script = Script(stalled=True)
-        with httpx2.stream("POST", f"{router.url}/v1/completions", json=STREAM) as response:
+        with router.http.stream("POST", "/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
             next(lines)
             began = time.monotonic()
@@ -269,7 +269,7 @@ def test_a_fault_of_the_router_is_a_500_in_openais_shape_and_one_line_without_th
 
     monkeypatch.setattr(router.health, "report", fail)
     with structlog.testing.capture_logs() as lines:
-        response = httpx2.get(f"{router.url}/health?marker-7f3a")
+        response = router.http.get("/health?marker-7f3a")
         (line,) = errors_in(lines)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
@@ -291,7 +291,7 @@ def test_a_fault_in_a_completion_is_a_500_too(
 
     monkeypatch.setattr(router.shell, "submit", fail)
     with structlog.testing.capture_logs() as lines:
-        response = httpx2.post(f"{router.url}/v1/completions", json=BODY)
+        response = router.http.post("/v1/completions", json=BODY)
         (line,) = errors_in(lines)
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
-from router.text.tokenizer import Tokenizer
-from shared.wire.messages import Limits
 from tests.unit.router.openai.tools.agents import TEMPLATE
-from tests.unit.router.openai.tools.test_tools_over_http import says
 from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
-from tests.unit.router.tiny_model import write_folder
+from tests.unit.router.tiny_model import TinyModel
 
 SWITCH = (
     "{% if add_generation_prompt and enable_thinking %}<think>\n{% endif %}"  # as Qwen's template has one
 )
 CONTEXT_LEN = 64_000  # Claude Code leaves 32,000 tokens for an answer
-LIMITS = Limits(context_len=CONTEXT_LEN, page_size=16, pages=100_000, slots=10_000, vocab_size=400)
 FOLDER = Path(__file__).parents[3] / "clients" / "bodies"
 BODIES: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(FOLDER.glob("*.json"))
@@ -35,20 +29,16 @@ ENDS = {  # the last line of a stream that came to its end
 }
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningRouter]:
-    folder = write_folder(
-        tmp_path_factory.mktemp("bodies"), chat_template=TEMPLATE + SWITCH, context_len=CONTEXT_LEN
-    )
-    with RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as running:
-        says(running, Tokenizer(folder, template_seconds_max=5), "the fox")
-        yield running
+@pytest.fixture
+def model() -> TinyModel:
+    return TinyModel(TEMPLATE + SWITCH, CONTEXT_LEN, (*FEATURES, "grammar"))
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_what_a_client_sends_by_default_is_served(served: RunningRouter, name: str) -> None:
+def test_what_a_client_sends_by_default_is_served(router: RunningRouter, name: str) -> None:
     said = BODIES[name]
-    answer = httpx2.post(f"{served.url}{said['path']}", json=said["body"], timeout=20)
+    router.says("the fox")
+    answer = router.http.post(said["path"], json=said["body"])
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-segue-ignored", "") == said["ignored"]
     if said["body"].get("stream"):

@@ -24,7 +24,7 @@ def named(model_folder: Path) -> Iterator[RunningRouter]:
 
 def post(router: RunningRouter, path: str, body: Any, **headers: str) -> httpx2.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return httpx2.post(f"{router.url}{path}", content=content, headers=headers, timeout=20)
+    return router.http.post(path, content=content, headers=headers)
 
 
 @pytest.mark.parametrize("name", [MODEL, HUB_ID, "gpt-4o", "", None], ids=str)
@@ -39,10 +39,10 @@ def test_a_model_has_several_names_and_may_be_left_out(named: RunningRouter, nam
 
 
 def test_the_list_of_models_has_every_name_once_and_says_which_is_the_first(named: RunningRouter) -> None:
-    listed = httpx2.get(f"{named.url}/v1/models").json()["data"]
+    listed = named.http.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == [MODEL, HUB_ID, "gpt-4o"]
     assert {model["root"] for model in listed} == {MODEL}
-    assert httpx2.get(f"{named.url}/v1/models/{HUB_ID}").json()["id"] == HUB_ID
+    assert named.http.get(f"/v1/models/{HUB_ID}").json()["id"] == HUB_ID
     assert post(named, "/v1/completions", {"prompt": "fox", "model": "other"}).status_code == 404
 
 
@@ -51,13 +51,13 @@ def test_the_id_of_a_client_is_in_its_answer_and_so_is_ours(router: RunningRoute
     assert answer.headers["x-request-id"] == "trace-1:a/b+c="
     ours = answer.headers["x-segue-request-id"]
     assert answer.json()["id"] == f"chatcmpl-{ours}"
-    assert httpx2.get(f"{router.admin_url}/debug/requests/{ours}").status_code == 200
+    assert router.http.get(f"{router.admin_url}/debug/requests/{ours}").status_code == 200
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "a,b", '"', "ä", "<script>"], ids=repr)
 def test_an_id_that_is_no_plain_word_is_not_repeated(router: RunningRouter, given: str) -> None:
     headers = [(b"x-request-id", given.encode())]
-    answer = httpx2.post(f"{router.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=20)
+    answer = router.http.post("/v1/chat/completions", json=CHAT, headers=headers)
     assert answer.headers["x-request-id"] == answer.headers["x-segue-request-id"]
 
 
@@ -73,7 +73,7 @@ def test_a_slash_at_the_end_of_a_path_is_no_other_path(router: RunningRouter, pa
     bodies: dict[str, Any] = {"/v1/responses/": {"input": "fox"}, "/v1/completions/": {"prompt": "fox"}}
     answer = post(router, path, bodies.get(path, CHAT))
     assert answer.status_code == 200, answer.text
-    assert httpx2.get(f"{router.url}/v1/models/").status_code == 200
+    assert router.http.get("/v1/models/").status_code == 200
 
 
 def test_a_wrong_path_is_said_before_a_wrong_content_type(router: RunningRouter) -> None:
@@ -87,7 +87,7 @@ def test_a_high_temperature_and_128_answers_are_served(router: RunningRouter) ->
     answer = post(router, "/v1/chat/completions", CHAT | {"temperature": 5.5, "n": 128})
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["choices"]) == 128
-    assert router.workers.prefills[-1].params.temperature == 5.5
+    assert router.last_prefill.params.temperature == 5.5
 
 
 def test_more_prompts_are_a_setting(model_folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -13,7 +12,9 @@ from hypothesis import strategies as st
 
 from router.openai.fields.known import KNOWN_FIELDS
 from tests.fuzzing import fuzzed
-from tests.unit.router.scripted_workers import MODEL, RunningRouter
+from tests.unit.router.conftest import Routers
+from tests.unit.router.scripted_workers import MODEL
+from tests.unit.router.tiny_model import TinyModel
 
 ANTHROPICS = ["/v1/messages", "/v1/messages/count_tokens"]
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", *ANTHROPICS]
@@ -59,9 +60,8 @@ VALID = {"model": MODEL, "max_tokens": 2, "prompt": "fox", "messages": [{"role":
 
 
 @pytest.fixture(scope="module")
-def client(router: RunningRouter) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=router.url, timeout=20) as client:
-        yield client
+def client(routers: Routers) -> httpx2.Client:
+    return routers(TinyModel()).http
 
 
 def check_answer(client: httpx2.Client, path: str, body: bytes) -> None:

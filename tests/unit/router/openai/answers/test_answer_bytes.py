@@ -255,8 +255,3 @@ def test_a_client_that_leaves_while_its_answer_is_written_gives_it_back(small: R
     assert ask(small, max_tokens=1).choices
     small.call(lambda: None)
     assert small.serving.answers.held_bytes == 0
-
-
-@pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -18,23 +16,11 @@ TEXT = "the quick 🙂 brown fox"
 USER: list[Any] = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)
-
-
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def output(router: RunningRouter, tokenizer: Tokenizer) -> tuple[int, ...]:
     output = (*tokenizer.encode(TEXT, add_special_tokens=False), END_ID)
     router.workers.script = Script(output=lambda _: output, tokens_a_row=2)
     return output
-
-
-@pytest.fixture
-def client(router: RunningRouter, output: tuple[int, ...]) -> Iterator[openai.OpenAI]:
-    assert output
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def chat_entries(client: openai.OpenAI, stream: bool, **fields: Any) -> list[Any]:
@@ -106,4 +92,4 @@ def test_a_stop_string_takes_the_entries_behind_it_along(client: openai.OpenAI) 
 def test_who_does_not_ask_gets_none(client: openai.OpenAI, router: RunningRouter) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=USER)
     assert answer.choices[0].logprobs is None
-    assert router.workers.prefills[-1].params.logprobs == -1
+    assert router.last_prefill.params.logprobs == -1

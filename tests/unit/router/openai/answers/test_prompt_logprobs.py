@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -21,27 +19,15 @@ USER: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)
-
-
-@pytest.fixture
 def prompt_ids(tokenizer: Tokenizer) -> list[int]:
     return list(tokenizer.encode(PROMPT, add_special_tokens=True))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def output_ids(router: RunningRouter, tokenizer: Tokenizer) -> list[int]:
     output = (*tokenizer.encode(OUTPUT, add_special_tokens=False), END_ID)
     router.workers.script = Script(output=lambda _: output, tokens_a_row=2)
     return list(output)
-
-
-@pytest.fixture
-def client(router: RunningRouter, output_ids: list[int]) -> Iterator[openai.OpenAI]:
-    assert output_ids
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def asked(client: openai.OpenAI, **fields: Any) -> Any:
@@ -87,7 +73,7 @@ def test_no_tokens_at_all_may_be_asked_for_with_an_echo(
     assert answer.choices[0].text == PROMPT
     assert len(answer.choices[0].logprobs.tokens) == len(prompt_ids)
     assert (answer.usage.completion_tokens, answer.usage.total_tokens) == (0, len(prompt_ids))
-    assert router.workers.prefills[-1].params.max_new_tokens == 1
+    assert router.last_prefill.params.max_new_tokens == 1
 
 
 def test_each_choice_of_several_has_the_prompt(client: openai.OpenAI) -> None:
@@ -125,7 +111,7 @@ def test_prompt_logprobs_come_beside_a_chat(client: openai.OpenAI, router: Runni
     answer: Any = client.chat.completions.create(
         model=MODEL, messages=USER, extra_body={"prompt_logprobs": 0}
     )
-    rendered = router.workers.prefills[-1].token_ids
+    rendered = router.last_prefill.token_ids
     assert [list(entry) for entry in answer.prompt_logprobs[1:]] == [[str(each)] for each in rendered[1:]]
     assert answer.choices[0].logprobs is None
 

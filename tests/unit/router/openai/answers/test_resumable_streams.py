@@ -69,7 +69,7 @@ def routers(model_folder: Path) -> Iterator[tuple[RunningRouter, RunningRouter]]
 
 def post(router: RunningRouter, body: dict[str, Any], headers: dict[str, str]) -> httpx2.Response:
     path = "chat/completions" if "messages" in body else "completions"
-    return httpx2.post(f"{router.url}/v1/{path}", content=json.dumps(body), headers=headers)
+    return router.http.post(f"/v1/{path}", content=json.dumps(body), headers=headers)
 
 
 def events(router: RunningRouter, body: dict[str, Any], headers: dict[str, str]) -> list[Event]:

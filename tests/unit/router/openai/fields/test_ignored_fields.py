@@ -25,7 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def ask(router: RunningRouter, path: str, **fields: Any) -> httpx2.Response:
     body = {"model": MODEL, **BODIES[path], **fields}
-    return httpx2.post(f"{router.url}{path}", json=body, timeout=20)
+    return router.http.post(path, json=body)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -19,16 +17,10 @@ PAD_ID = SPECIAL.index("<|pad|>")
 
 
 @pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)
-
-
-@pytest.fixture
-def client(router: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
-    output = (PAD_ID, *tokenizer.encode(TEXT, add_special_tokens=False), END_ID)
+def router(router: RunningRouter) -> RunningRouter:
+    output = (PAD_ID, *router.tokenizer.encode(TEXT, add_special_tokens=False), END_ID)
     router.workers.script = Script(output=lambda _: output)
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+    return router
 
 
 def complete(client: openai.OpenAI, **extra: Any) -> Any:
@@ -38,10 +30,6 @@ def complete(client: openai.OpenAI, **extra: Any) -> Any:
 def chat(client: openai.OpenAI, *messages: dict[str, Any], **extra: Any) -> Any:
     asked: Any = list(messages) or [USER]
     return client.chat.completions.create(model=MODEL, messages=asked, extra_body=extra)
-
-
-def prompt(router: RunningRouter, tokenizer: Tokenizer) -> str:
-    return tokenizer.decode_all(router.workers.prefills[-1].token_ids)
 
 
 def test_a_stop_string_may_stay_in_the_text_and_is_named(client: openai.OpenAI) -> None:
@@ -92,37 +80,33 @@ def test_a_prompt_is_truncated_on_the_side_that_is_named(
 ) -> None:
     ids = tokenizer.encode(TEXT)
     client.completions.create(model=MODEL, prompt=TEXT, extra_body={"truncate_prompt_tokens": 3})
-    assert router.workers.prefills[-1].token_ids == ids[-3:]
+    assert router.last_prefill.token_ids == ids[-3:]
     right = {"truncate_prompt_tokens": 3, "truncation_side": "right"}
     client.completions.create(model=MODEL, prompt=TEXT, extra_body=right)
-    assert router.workers.prefills[-1].token_ids == ids[:3]
+    assert router.last_prefill.token_ids == ids[:3]
 
 
 def test_a_prompt_beyond_the_context_may_be_truncated(client: openai.OpenAI, router: RunningRouter) -> None:
     long = [5] * (2 * CONTEXT_LEN)
     client.completions.create(model=MODEL, prompt=long, extra_body={"truncate_prompt_tokens": 20})
-    assert router.workers.prefills[-1].token_ids == (5,) * 20
+    assert router.last_prefill.token_ids == (5,) * 20
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(
             model=MODEL, prompt=[5] * (5 * CONTEXT_LEN), extra_body={"truncate_prompt_tokens": 20}
         )
 
 
-def test_the_last_message_is_continued(
-    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
-) -> None:
+def test_the_last_message_is_continued(client: openai.OpenAI, router: RunningRouter) -> None:
     begun = {"role": "assistant", "content": "It is"}
     chat(client, USER, begun, continue_final_message=True, add_generation_prompt=False)
-    assert prompt(router, tokenizer).endswith("<|start|>assistant\nIt is")
+    assert router.prompt.endswith("<|start|>assistant\nIt is")
     with pytest.raises(openai.BadRequestError, match="add_generation_prompt must be false"):
         chat(client, USER, begun, continue_final_message=True, add_generation_prompt=True)
 
 
-def test_a_chat_may_end_without_a_generation_prompt(
-    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
-) -> None:
+def test_a_chat_may_end_without_a_generation_prompt(client: openai.OpenAI, router: RunningRouter) -> None:
     chat(client, add_generation_prompt=False)
-    assert prompt(router, tokenizer) == "<|start|>user\nhi<|end|>\n"
+    assert router.prompt == "<|start|>user\nhi<|end|>\n"
 
 
 @pytest.mark.parametrize("name", ["messages", "chat_template", "tokenize", "add_generation_prompt", "tools"])

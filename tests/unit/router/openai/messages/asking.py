@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx2
 
-from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 HEADERS = {"anthropic-version": "2023-06-01", "x-api-key": "none"}
@@ -33,7 +32,7 @@ def user(*blocks: Any) -> dict[str, Any]:
 
 
 def post(router: RunningRouter, path: str = "/v1/messages", **fields: Any) -> httpx2.Response:
-    return httpx2.post(router.url + path, json=body(**fields), headers=HEADERS, timeout=20)
+    return router.http.post(path, json=body(**fields), headers=HEADERS)
 
 
 def whole(router: RunningRouter, **fields: Any) -> dict[str, Any]:
@@ -118,8 +117,3 @@ def stable(message: dict[str, Any]) -> dict[str, Any]:
         for block in message["content"]
     ]
     return {name: value for name, value in message.items() if name != "id"} | {"content": content}
-
-
-def shown(router: RunningRouter, tokenizer: Tokenizer) -> str:
-    """The prompt that the workers were given last."""
-    return tokenizer.decode_all(router.workers.prefills[-1].token_ids)

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from router.openai.fields.spelling import check_names_of_each
-from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.messages.asking import TOOL, post, refusal, user
-from tests.unit.router.openai.tools.test_tools_over_http import says
 from tests.unit.router.scripted_workers import RunningRouter
 
 DEEP: Any = {"a": 1}
@@ -150,22 +148,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("fields", "named"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_served_is_refused_by_its_own_name(
-    served: RunningRouter, fields: dict[str, Any], named: str
+    router: RunningRouter, fields: dict[str, Any], named: str
 ) -> None:
-    heard = len(served.workers.prefills)
-    error = refusal(served, **fields)
+    heard = len(router.workers.prefills)
+    error = refusal(router, **fields)
     assert named in error["message"]
     assert "function" not in error["message"], "a word of chats"
-    assert len(served.workers.prefills) == heard
+    assert len(router.workers.prefills) == heard
 
 
 @pytest.mark.parametrize("name", ["stop", "stop_sequence"])
 @pytest.mark.parametrize("value", ["fox", ["fox"]], ids=str)
-def test_stop_sequences_have_other_names(
-    served: RunningRouter, tokenizer: Tokenizer, name: str, value: Any
-) -> None:
-    says(served, tokenizer, "the fox and the dog")
-    answer = post(served, **{name: value})
+def test_stop_sequences_have_other_names(router: RunningRouter, name: str, value: Any) -> None:
+    router.says("the fox and the dog")
+    answer = post(router, **{name: value})
     assert answer.status_code == 200, answer.text
     assert "x-segue-ignored" not in answer.headers
     message = answer.json()
@@ -185,12 +181,12 @@ def test_names_within_all_tools_are_bounded_as_of_one() -> None:
     assert all_of_them < (time.process_time() - began)
 
 
-def test_what_is_passed_over_within_output_config_is_named(served: RunningRouter) -> None:
-    answer = post(served, output_config={"task_budget": {"type": "tokens", "total": 1}, "effort": None})
+def test_what_is_passed_over_within_output_config_is_named(router: RunningRouter) -> None:
+    answer = post(router, output_config={"task_budget": {"type": "tokens", "total": 1}, "effort": None})
     assert answer.headers["x-segue-ignored"] == "output_config.task_budget"
     schema = {"type": "object", "not": {"required": ["a"]}}
-    answer = post(served, output_config={"format": {"type": "json_schema", "schema": schema}})
+    answer = post(router, output_config={"format": {"type": "json_schema", "schema": schema}})
     assert (answer.status_code, "output_config.format" in answer.text) == (400, True), answer.text
     tool = TOOL | {"input_schema": schema}
-    answer = post(served, tools=[tool], tool_choice={"type": "any"})
+    answer = post(router, tools=[tool], tool_choice={"type": "any"})
     assert answer.headers["x-segue-ignored"] == "tools[0].input_schema.not"

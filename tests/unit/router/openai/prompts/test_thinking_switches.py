@@ -66,19 +66,19 @@ class Chats:
     ) -> httpx2.Response:
         router, _ = self._router(template)
         body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
-        return httpx2.post(f"{router.url}/v1/chat/completions", json=body, timeout=20)
+        return router.http.post("/v1/chat/completions", json=body)
 
     def ask_messages(self, template: str, path: str = "messages", **fields: Any) -> httpx2.Response:
         """The same of /v1/messages, or of a path below it."""
         router, _ = self._router(template)
         message = {"role": "user", "content": "hi"}
         body = {"model": MODEL, "messages": [message], "max_tokens": 8, **fields}
-        return httpx2.post(f"{router.url}/v1/{path}", json=body, timeout=20)
+        return router.http.post(f"/v1/{path}", json=body)
 
     def prompt(self, template: str) -> str:
         """The last one that a worker got."""
         router, tokenizer = self._router(template)
-        return tokenizer.decode_all(router.workers.prefills[-1].token_ids)
+        return tokenizer.decode_all(router.last_prefill.token_ids)
 
     def says(self, template: str, text: str) -> None:
         router, tokenizer = self._router(template)

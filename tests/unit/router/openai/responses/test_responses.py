@@ -5,11 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 from openai.resources.responses import Responses
@@ -19,16 +16,9 @@ from pydantic import TypeAdapter
 from router.openai.fields.known import fields_of
 from router.openai.responses.fields import ResponsesFields
 from router.text.tokenizer import Tokenizer
-from tests.unit.router.openai.tools.test_tools_over_http import (
-    CALL,
-    CONTEXT_LEN,
-    LIMITS,
-    TEMPLATE,
-    prompt,
-    says,
-)
-from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import write_folder
+from tests.unit.router.openai.tools.agents import CALL, CITY_MODEL, CONTEXT_LEN
+from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
+from tests.unit.router.tiny_model import TinyModel
 
 OF_THE_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 TOOL: Any = {
@@ -47,27 +37,15 @@ TEXTS = {
 VARYING = ("id", "item_id", "created_at", "sequence_number", "call_id")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_folder(tmp_path_factory.mktemp("responses"), chat_template=TEMPLATE, context_len=CONTEXT_LEN)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(folder: Path) -> Tokenizer:
-    return Tokenizer(folder, template_seconds_max=5)
-
-
-@pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[RunningRouter]:
-    with RunningRouter(folder, limits=LIMITS, features=(*FEATURES, "grammar")) as running:
-        yield running
+@pytest.fixture
+def model() -> TinyModel:
+    return CITY_MODEL
 
 
 @pytest.fixture
-def client(served: RunningRouter, tokenizer: Tokenizer) -> Iterator[openai.OpenAI]:
-    says(served, tokenizer, TEXTS["text"])
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def router(router: RunningRouter) -> RunningRouter:
+    router.says(TEXTS["text"])
+    return router
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -75,7 +53,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def whole(router: RunningRouter, **fields: Any) -> dict[str, Any]:
-    answer = httpx2.post(f"{router.url}/v1/responses", json=body(**fields), timeout=20)
+    answer = router.http.post("/v1/responses", json=body(**fields))
     assert answer.status_code == 200, answer.text
     checked(Response, answer.json())
     return dict(answer.json())
@@ -83,7 +61,7 @@ def whole(router: RunningRouter, **fields: Any) -> dict[str, Any]:
 
 def events(router: RunningRouter, **fields: Any) -> list[dict[str, Any]]:
     """All events of a stream, each judged by the `openai` package."""
-    answer = httpx2.post(f"{router.url}/v1/responses", json=body(stream=True, **fields), timeout=20)
+    answer = router.http.post("/v1/responses", json=body(stream=True, **fields))
     assert answer.status_code == 200, answer.text
     found = []
     for block in answer.text.split("\n\n")[:-1]:
@@ -103,7 +81,7 @@ def checked(kind: Any, value: dict[str, Any]) -> None:
 
 
 def refusal(router: RunningRouter, **fields: Any) -> dict[str, Any]:
-    answer = httpx2.post(f"{router.url}/v1/responses", json=body(**fields), timeout=20)
+    answer = router.http.post("/v1/responses", json=body(**fields))
     assert answer.status_code == 400, answer.text
     return dict(answer.json()["error"])
 
@@ -141,12 +119,10 @@ def texts(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", [1, 7, 1000], ids="{} tokens a message".format)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_a_stream_is_the_answer_that_is_not_streamed(
-    served: RunningRouter, tokenizer: Tokenizer, text: str, row: int
-) -> None:
-    says(served, tokenizer, text, row=row)
-    answer = whole(served, tools=[TOOL])
-    found = events(served, tools=[TOOL])
+def test_a_stream_is_the_answer_that_is_not_streamed(router: RunningRouter, text: str, row: int) -> None:
+    router.says(text, row=row)
+    answer = whole(router, tools=[TOOL])
+    found = events(router, tools=[TOOL])
     assert found[-1]["type"] == "response.completed"
     assert stable(found[-1]["response"]) == stable(answer)
     assert built(found) == texts(answer["output"])
@@ -157,7 +133,7 @@ def test_a_stream_is_the_answer_that_is_not_streamed(
 
 
 def test_an_answer_has_its_text_and_says_that_nothing_is_stored(
-    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
+    client: openai.OpenAI, router: RunningRouter
 ) -> None:
     answer = client.responses.create(
         model=MODEL, input="hi", instructions="Be brief.", metadata={"a": "b"}, store=True
@@ -168,9 +144,9 @@ def test_an_answer_has_its_text_and_says_that_nothing_is_stored(
     assert answer.to_dict()["store"] is False
     assert answer.metadata == {"a": "b"}
     assert answer.usage is not None
-    assert answer.usage.input_tokens == len(served.workers.prefills[-1].token_ids)
+    assert answer.usage.input_tokens == len(router.last_prefill.token_ids)
     assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
-    assert "<|start|>system\nBe brief.<|end|><|start|>user\nhi<|end|>" in prompt(served, tokenizer)
+    assert "<|start|>system\nBe brief.<|end|><|start|>user\nhi<|end|>" in router.prompt
 
 
 def test_the_clients_own_stream_joins_to_the_text(client: openai.OpenAI) -> None:
@@ -180,54 +156,54 @@ def test_the_clients_own_stream_joins_to_the_text(client: openai.OpenAI) -> None
         assert stream.get_final_response().output_text == TEXTS["text"]
 
 
-def test_an_answer_that_reached_its_limit_is_incomplete(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, TEXTS["text"], end=False)
-    answer = whole(served, max_output_tokens=4)
+def test_an_answer_that_reached_its_limit_is_incomplete(router: RunningRouter) -> None:
+    router.says(TEXTS["text"], end=False)
+    answer = whole(router, max_output_tokens=4)
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in answer["output"]] == ["incomplete"]
-    assert events(served, max_output_tokens=4)[-1]["type"] == "response.incomplete"
+    assert events(router, max_output_tokens=4)[-1]["type"] == "response.incomplete"
 
 
 def test_a_conversation_with_tools_comes_back_whole(
-    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer
 ) -> None:
-    says(served, tokenizer, TEXTS["a call"])
+    router.says(TEXTS["a call"])
     first = client.responses.create(model=MODEL, input="How is it in Paris?", tools=[TOOL])
     calls = [item for item in first.output if item.type == "function_call"]
     assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Zürich 🙂"]
     result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": "<|end|> rain"}
     said: Any = first.to_dict()["output"]
     items: Any = [{"role": "user", "content": "How is it in Paris?"}, *said, result]
-    says(served, tokenizer, "It rains.")
+    router.says("It rains.")
     second = client.responses.create(model=MODEL, input=items, tools=[TOOL])
     assert second.output_text == "It rains."
-    shown = prompt(served, tokenizer)
+    shown = router.prompt
     assert "<weather Paris><weather Zürich 🙂><|end|>" in shown
     assert f"<|end|> rain of {calls[0].call_id}" in shown
-    ends = served.workers.prefills[-1].token_ids.count(tokenizer.encode("<|end|>", False)[0])
+    ends = router.last_prefill.token_ids.count(tokenizer.encode("<|end|>", False)[0])
     assert ends == shown.count("<|end|>") - 1, "what a tool says is text"
 
 
-def test_logprobs_come_with_their_text(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, "the fox")
-    answer = whole(served, top_logprobs=2, include=["message.output_text.logprobs"])
+def test_logprobs_come_with_their_text(router: RunningRouter) -> None:
+    router.says("the fox")
+    answer = whole(router, top_logprobs=2, include=["message.output_text.logprobs"])
     entries = answer["output"][0]["content"][0]["logprobs"]
     assert "".join(entry["token"] for entry in entries if entry["token"] != "<|end|>") == "the fox"
     assert {len(entry["top_logprobs"]) for entry in entries} == {2}
-    found = events(served, top_logprobs=2)
+    found = events(router, top_logprobs=2)
     streamed = [
         one for event in found for one in event.get("logprobs", []) if event["type"].endswith("delta")
     ]
     assert streamed == entries
 
 
-def test_a_schema_is_a_grammar(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, "{}")
+def test_a_schema_is_a_grammar(router: RunningRouter) -> None:
+    router.says("{}")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     asked = {"format": {"type": "json_schema", "name": "a", "schema": schema, "strict": True}}
-    answer = whole(served, text=asked)
+    answer = whole(router, text=asked)
     assert answer["text"]["format"]["schema"] == schema
-    grammar = served.workers.prefills[-1].params.grammar
+    grammar = router.last_prefill.params.grammar
     assert grammar is not None
     assert '"a"' in grammar.text
 
@@ -265,32 +241,32 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("fields", "param"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_served_is_refused_by_its_own_name(
-    served: RunningRouter, fields: dict[str, Any], param: str
+    router: RunningRouter, fields: dict[str, Any], param: str
 ) -> None:
-    heard = len(served.workers.prefills)
-    error = refusal(served, **fields)
+    heard = len(router.workers.prefills)
+    error = refusal(router, **fields)
     assert error["param"] == param
     assert param in error["message"]
-    assert len(served.workers.prefills) == heard
+    assert len(router.workers.prefills) == heard
 
 
-def test_penalties_and_stop_strings_are_those_of_chats(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, "the fox and the dog")
-    answer = httpx2.post(
-        f"{served.url}/v1/responses", json=body(stop="fox", presence_penalty=0.5, frequency_penalty=-1)
+def test_penalties_and_stop_strings_are_those_of_chats(router: RunningRouter) -> None:
+    router.says("the fox and the dog")
+    answer = router.http.post(
+        "/v1/responses", json=body(stop="fox", presence_penalty=0.5, frequency_penalty=-1)
     )
     assert answer.status_code == 200, answer.text
     assert "x-segue-ignored" not in answer.headers
     (message,) = answer.json()["output"]
     assert message["content"][0]["text"] == "the "
-    params = served.workers.prefills[-1].params
+    params = router.last_prefill.params
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -1)
 
 
-def test_a_header_has_the_names_of_this_path(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, TEXTS["text"])
+def test_a_header_has_the_names_of_this_path(router: RunningRouter) -> None:
+    router.says(TEXTS["text"])
     asked = body(reasoning={"effort": "high"}, enable_thinking=False)
-    answer = httpx2.post(f"{served.url}/v1/responses", json=asked)
+    answer = router.http.post("/v1/responses", json=asked)
     assert answer.headers["x-segue-ignored"] == "reasoning.effort"
 
 
@@ -302,23 +278,19 @@ SWITCHES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES.values(), ids=SWITCHES)
-def test_thoughts_have_the_switches_of_chats(
-    served: RunningRouter, tokenizer: Tokenizer, switch: dict[str, Any]
-) -> None:
-    says(served, tokenizer, "So.\n</think>\n\nthe fox")
-    thoughts, message = whole(served, **switch)["output"]
-    assert prompt(served, tokenizer).endswith("<think>\n")
+def test_thoughts_have_the_switches_of_chats(router: RunningRouter, switch: dict[str, Any]) -> None:
+    router.says("So.\n</think>\n\nthe fox")
+    thoughts, message = whole(router, **switch)["output"]
+    assert router.prompt.endswith("<think>\n")
     assert (thoughts["content"][0]["text"], message["content"][0]["text"]) == ("So.", "the fox")
-    answer = httpx2.post(f"{served.url}/v1/responses", json=body(enable_thinking=False))
+    answer = router.http.post("/v1/responses", json=body(enable_thinking=False))
     assert answer.status_code == 200
     assert "x-segue-ignored" not in answer.headers
-    assert not prompt(served, tokenizer).endswith("<think>\n")
+    assert not router.prompt.endswith("<think>\n")
 
 
-def test_what_an_assistant_and_a_tool_said_may_be_empty_or_a_refusal(
-    served: RunningRouter, tokenizer: Tokenizer
-) -> None:
-    says(served, tokenizer, TEXTS["text"])
+def test_what_an_assistant_and_a_tool_said_may_be_empty_or_a_refusal(router: RunningRouter) -> None:
+    router.says(TEXTS["text"])
     call = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": '{"city": "Paris"}'}
     history = [
         {"role": "user", "content": "hi"},
@@ -330,28 +302,26 @@ def test_what_an_assistant_and_a_tool_said_may_be_empty_or_a_refusal(
         call,
         {"type": "function_call_output", "call_id": "1", "output": None},
     ]
-    whole(served, input=history)
-    shown = prompt(served, tokenizer)
+    whole(router, input=history)
+    shown = router.prompt
     assert "<|start|>assistant\nI will not.<|end|>" in shown
     assert "<|start|>assistant\n<|end|>" in shown
     assert "<|start|>tool\n of 1<|end|>" in shown
 
 
-def test_more_items_than_the_context_could_hold_are_not_read(served: RunningRouter) -> None:
-    error = refusal(served, input=[{}] * (5 * CONTEXT_LEN))
+def test_more_items_than_the_context_could_hold_are_not_read(router: RunningRouter) -> None:
+    error = refusal(router, input=[{}] * (5 * CONTEXT_LEN))
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
 
-def test_a_stream_that_is_interrupted_says_so(folder: Path, tokenizer: Tokenizer) -> None:
-    output = tokenizer.encode("the fox", add_special_tokens=False)
-    with RunningRouter(folder, limits=LIMITS, worker_return_seconds=0.1) as router:
-        router.workers.script = Script(output=lambda _: output, stalled=True)
-        with httpx2.stream(
-            "POST", f"{router.url}/v1/responses", json=body(stream=True), timeout=20
-        ) as answer:
+def test_a_stream_that_is_interrupted_says_so(router: RunningRouter) -> None:
+    output = router.tokenizer.encode("the fox", add_special_tokens=False)
+    with RunningRouter(router.folder, limits=router.workers.limits, worker_return_seconds=0.1) as own:
+        own.workers.script = Script(output=lambda _: output, stalled=True)
+        with own.http.stream("POST", "/v1/responses", json=body(stream=True), timeout=20) as answer:
             lines = answer.iter_lines()
             assert next(lines) == "event: response.created"
-            router.call(router.workers.lose_decode)
+            own.call(own.workers.lose_decode)
             rest = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
     for event in rest:
         checked(ResponseStreamEvent, event)
@@ -360,12 +330,12 @@ def test_a_stream_that_is_interrupted_says_so(folder: Path, tokenizer: Tokenizer
 
 
 def test_an_answer_repeats_the_tools_that_a_model_can_call_by_the_fields_that_they_have(
-    served: RunningRouter,
+    router: RunningRouter,
 ) -> None:
     lookup = {"type": "custom", "name": "lookup", "format": {"type": "text"}, "color": "red"}
     tools = [TOOL | {"color": [["red"]]}, {"type": "web_search", "x": 1}, {"type": "function", "name": "f"}]
     inner = {"type": "namespace", "name": "crm", "description": "All", "tools": [lookup]}
-    answer = whole(served, tools=[*tools, lookup, inner], tool_choice="none")
+    answer = whole(router, tools=[*tools, lookup, inner], tool_choice="none")
     del lookup["color"]
     bare = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": False}
     found = answer["tools"]
@@ -373,24 +343,22 @@ def test_an_answer_repeats_the_tools_that_a_model_can_call_by_the_fields_that_th
     assert found[3] | {"tools": []} == inner | {"tools": []}
 
 
-def test_an_event_is_one_line_however_the_body_is_written(
-    served: RunningRouter, tokenizer: Tokenizer
-) -> None:
-    says(served, tokenizer, TEXTS["text"])
+def test_an_event_is_one_line_however_the_body_is_written(router: RunningRouter) -> None:
+    router.says(TEXTS["text"])
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": TOOL["name"]}]}
     asked = json.dumps(body(stream=True, tools=[TOOL], tool_choice=allowed), indent=2)
     headers = {"content-type": "application/json"}
-    answer = httpx2.post(f"{served.url}/v1/responses", content=asked, headers=headers, timeout=20)
+    answer = router.http.post("/v1/responses", content=asked, headers=headers)
     lines = answer.text.split("\n")
     assert {line.partition(":")[0] for line in lines} == {"event", "data", ""}
     created = json.loads(lines[1].removeprefix("data: "))
     assert created["response"]["tool_choice"] == allowed
 
 
-def test_a_stream_that_is_to_be_resumed_is_refused(served: RunningRouter) -> None:
+def test_a_stream_that_is_to_be_resumed_is_refused(router: RunningRouter) -> None:
     headers = {"x-segue-resumable": "true"}
     asked = body(stream=True)
-    answer = httpx2.post(f"{served.url}/v1/responses", json=asked, headers=headers, timeout=20)
+    answer = router.http.post("/v1/responses", json=asked, headers=headers)
     assert answer.status_code == 400
     assert "X-Segue-Resumable" in answer.json()["error"]["message"]
 

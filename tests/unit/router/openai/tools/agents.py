@@ -5,9 +5,34 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2
+from tests.unit.router.scripted_workers import FEATURES, MODEL, RunningRouter
+from tests.unit.router.tiny_model import TinyModel
 
-from tests.unit.router.scripted_workers import MODEL, RunningRouter
+CONTEXT_LEN = 4096
+CITY_TEMPLATE = """\
+{%- if tools %}<|start|>tools <tool_call>
+{%- for tool in tools %}{{ tool.function.name }} {{ tool.function.parameters | tojson }}{% endfor %}<|end|>
+{%- endif %}
+{%- for message in messages %}<|start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<{{ call.function.name }} {{ call.function.arguments.city }}>{% endfor %}
+{%- if message.tool_call_id %} of {{ message.tool_call_id }}{% endif %}<|end|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+USER: Any = {"role": "user", "content": "How is it in Paris?"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+CITY_MODEL = TinyModel(CITY_TEMPLATE, CONTEXT_LEN, (*FEATURES, "grammar"))
 
 TEMPLATE = """\
 {%- if tools %}<|start|>tools <tool_call>
@@ -22,6 +47,7 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant
 {% endif %}"""
+AGENT_MODEL = TinyModel(TEMPLATE, CONTEXT_LEN, (*FEATURES, "grammar"))
 FUNCTION: Any = {
     "type": "function",
     "name": "exec_command",
@@ -66,7 +92,7 @@ def call(name: str, **arguments: Any) -> str:
 def posted(router: RunningRouter, path: str = "responses", **fields: Any) -> Any:
     said = {"input": "Hello"} if path == "responses" else {"messages": [{"role": "user", "content": "Hello"}]}
     body = {"model": MODEL, **said, **fields}
-    answer = httpx2.post(f"{router.url}/v1/{path}", json=body, timeout=20)
+    answer = router.http.post(f"/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     return answer
 
@@ -76,5 +102,5 @@ def ignored(answer: Any) -> list[str]:
 
 
 def grammar_of(router: RunningRouter) -> str:
-    grammar = router.workers.prefills[-1].params.grammar
+    grammar = router.last_prefill.params.grammar
     return grammar.text if grammar else ""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
 from router.openai.tools.declared import TOOLS_MAX
-from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.responses.test_responses import events, refusal, stable, whole
 from tests.unit.router.openai.tools.agents import (
     AGENTS,
@@ -22,33 +20,31 @@ from tests.unit.router.openai.tools.agents import (
     ignored,
     posted,
 )
-from tests.unit.router.openai.tools.test_tools_over_http import asked, prompt, says
+from tests.unit.router.openai.tools.test_tools_over_http import asked
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 # ---- tools of other servers
 
 
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_tools_of_other_servers_are_left_out_and_named(
-    served: RunningRouter, tokenizer: Tokenizer, choice: str | None
-) -> None:
-    says(served, tokenizer, "Hello")
+def test_tools_of_other_servers_are_left_out_and_named(router: RunningRouter, choice: str | None) -> None:
+    router.says("Hello")
     fields = {} if choice is None else {"tool_choice": choice}
-    answer = posted(served, tools=TOOLS, **fields)
+    answer = posted(router, tools=TOOLS, **fields)
     named = [f"tools[{at}].{one['type']}" for at, one in enumerate(HOSTED[:-1], 3)] + ["tools[11]"]
     assert [name for name in ignored(answer) if name != "tools[1].format"] == named
-    assert "web_search" not in prompt(served, tokenizer)
-    assert ("exec_command" in prompt(served, tokenizer)) == (choice != "none")
+    assert "web_search" not in router.prompt
+    assert ("exec_command" in router.prompt) == (choice != "none")
     told = answer.json()["tools"]
     assert [tool["type"] for tool in told] == ["function", "custom", "namespace"]
     assert "secret" not in answer.text
-    assert ignored(posted(served, tools=[FUNCTION])) == []
+    assert ignored(posted(router, tools=[FUNCTION])) == []
 
 
-def test_tools_of_other_servers_alone_are_none(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, call("exec_command", cmd="ls"))
+def test_tools_of_other_servers_alone_are_none(router: RunningRouter) -> None:
+    router.says(call("exec_command", cmd="ls"))
     for path in ("responses", "chat/completions"):
-        answer = posted(served, path, tools=[{"type": "web_search"}])
+        answer = posted(router, path, tools=[{"type": "web_search"}])
         assert ignored(answer) == ["tools[0].web_search"]
         assert "</tool_call>" in answer.text, "without tools a call is text"
 
@@ -64,15 +60,15 @@ def test_tools_of_other_servers_alone_are_none(served: RunningRouter, tokenizer:
     ],
     ids=str,
 )
-def test_a_forced_tool_that_was_left_out_is_refused(served: RunningRouter, choice: Any) -> None:
-    heard = len(served.workers.prefills)
-    error = refusal(served, tools=[{"type": "web_search"}], tool_choice=choice)
+def test_a_forced_tool_that_was_left_out_is_refused(router: RunningRouter, choice: Any) -> None:
+    heard = len(router.workers.prefills)
+    error = refusal(router, tools=[{"type": "web_search"}], tool_choice=choice)
     assert error["param"] == "tool_choice"
-    assert len(served.workers.prefills) == heard
+    assert len(router.workers.prefills) == heard
 
 
-def test_a_choice_that_asks_for_a_tool_of_another_server_says_so(served: RunningRouter) -> None:
-    error = refusal(served, tools=TOOLS, tool_choice={"type": "web_search"})
+def test_a_choice_that_asks_for_a_tool_of_another_server_says_so(router: RunningRouter) -> None:
+    error = refusal(router, tools=TOOLS, tool_choice={"type": "web_search"})
     assert "does not run" in error["message"]
 
 
@@ -80,75 +76,73 @@ def test_a_choice_that_asks_for_a_tool_of_another_server_says_so(served: Running
 
 
 def test_a_tool_of_a_namespace_is_called_by_both_names_and_answered_under_its_own(
-    served: RunningRouter, tokenizer: Tokenizer
+    router: RunningRouter,
 ) -> None:
-    says(served, tokenizer, call("multi_agent_v1__spawn_agent", task="x"))
-    answer = whole(served, tools=TOOLS)
-    assert "multi_agent_v1__spawn_agent" in prompt(served, tokenizer)
+    router.says(call("multi_agent_v1__spawn_agent", task="x"))
+    answer = whole(router, tools=TOOLS)
+    assert "multi_agent_v1__spawn_agent" in router.prompt
     (item,) = answer["output"]
     assert (item["type"], item["namespace"], item["name"]) == (
         "function_call",
         "multi_agent_v1",
         "spawn_agent",
     )
-    found = events(served, tools=TOOLS)
+    found = events(router, tools=TOOLS)
     assert stable(found[-1]["response"]["output"]) == stable(answer["output"])
     assert {event["name"] for event in found if event["type"].endswith("arguments.done")} == {"spawn_agent"}
-    says(served, tokenizer, "Done.")
+    router.says("Done.")
     result = {"type": "function_call_output", "call_id": item["call_id"], "output": "started"}
-    whole(served, tools=TOOLS, input=[{"role": "user", "content": "hi"}, item, result])
-    shown = prompt(served, tokenizer)
+    whole(router, tools=TOOLS, input=[{"role": "user", "content": "hi"}, item, result])
+    shown = router.prompt
     assert '<multi_agent_v1__spawn_agent {"task": "x"}><|end|>' in shown
     assert f"started of {item['call_id']}" in shown
 
 
-def test_a_name_that_only_looks_joined_stays(served: RunningRouter, tokenizer: Tokenizer) -> None:
+def test_a_name_that_only_looks_joined_stays(router: RunningRouter) -> None:
     plain = {"type": "function", "name": "get__weather"}
-    says(served, tokenizer, call("get__weather"))
-    (item,) = whole(served, tools=[plain])["output"]
+    router.says(call("get__weather"))
+    (item,) = whole(router, tools=[plain])["output"]
     assert (item["name"], item.get("namespace")) == ("get__weather", None)
-    (item,) = whole(served, tools=[plain, AGENTS], tool_choice={"type": "function", "name": "get__weather"})[
+    (item,) = whole(router, tools=[plain, AGENTS], tool_choice={"type": "function", "name": "get__weather"})[
         "output"
     ]
     assert item["name"] == "get__weather"
 
 
-def test_a_tool_of_a_namespace_can_be_forced(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, call("multi_agent_v1__spawn_agent"))
+def test_a_tool_of_a_namespace_can_be_forced(router: RunningRouter) -> None:
+    router.says(call("multi_agent_v1__spawn_agent"))
     for choice in (
         {"type": "function", "name": "spawn_agent"},
         {"type": "function", "name": "spawn_agent", "namespace": "multi_agent_v1"},
         {"type": "function", "name": "multi_agent_v1__spawn_agent"},
     ):
-        (item,) = whole(served, tools=TOOLS, tool_choice=choice)["output"]
+        (item,) = whole(router, tools=TOOLS, tool_choice=choice)["output"]
         assert item["name"] == "spawn_agent"
-        assert "exec_command" not in grammar_of(served)
+        assert "exec_command" not in grammar_of(router)
 
 
-def test_tools_within_namespaces_count(served: RunningRouter) -> None:
+def test_tools_within_namespaces_count(router: RunningRouter) -> None:
     many = [{"type": "function", "name": f"f{at}"} for at in range(TOOLS_MAX)]
-    error = refusal(served, tools=[FUNCTION, {"type": "namespace", "name": "a", "tools": many}])
+    error = refusal(router, tools=[FUNCTION, {"type": "namespace", "name": "a", "tools": many}])
     assert (error["param"], str(TOOLS_MAX) in error["message"]) == ("tools", True)
 
 
 # ---- filters
 
 
-def test_allowed_tools_are_a_filter(
-    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
-) -> None:
-    says(served, tokenizer, call("exec_command", cmd="ls"))
+def test_allowed_tools_are_a_filter(client: openai.OpenAI, router: RunningRouter) -> None:
+    router.says(call("exec_command", cmd="ls"))
     only = [{"type": "function", "name": "exec_command"}]
     for mode in ("auto", "required"):
         choice = {"type": "allowed_tools", "mode": mode, "tools": only}
-        assert [item["type"] for item in whole(served, tools=TOOLS, tool_choice=choice)["output"]] == [
+        assert [item["type"] for item in whole(router, tools=TOOLS, tool_choice=choice)["output"]] == [
             "function_call"
         ]
-        assert ("exec_command" in prompt(served, tokenizer), "apply_patch" in prompt(served, tokenizer)) == (
+        assert ("exec_command" in router.prompt, "apply_patch" in router.prompt) == (
             True,
             False,
         )
-        assert ("exec_command" in grammar_of(served)) == (mode == "required")
+        assert ("exec_command" in grammar_of(router)) == (mode == "required")
     nested = [
         {"type": "function", "function": {key: FUNCTION[key] for key in ("name", "parameters")}},
         PATCH_TOOL,
@@ -156,14 +150,14 @@ def test_allowed_tools_are_a_filter(
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "exec_command"}}]}
     message = asked(client, tools=nested, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
     assert message.choices[0].message.tool_calls[0].function.name == "exec_command"
-    assert "apply_patch" not in prompt(served, tokenizer)
+    assert "apply_patch" not in router.prompt
     spaces = {
         "type": "allowed_tools",
         "mode": "auto",
         "tools": [{"type": "namespace", "name": "multi_agent_v1"}],
     }
-    whole(served, tools=TOOLS, tool_choice=spaces)
-    assert ("note" in prompt(served, tokenizer), "exec_command" in prompt(served, tokenizer)) == (True, False)
+    whole(router, tools=TOOLS, tool_choice=spaces)
+    assert ("note" in router.prompt, "exec_command" in router.prompt) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +170,8 @@ def test_allowed_tools_are_a_filter(
     ],
     ids=str,
 )
-def test_a_filter_that_is_wrong_is_refused(served: RunningRouter, allowed: dict[str, Any]) -> None:
-    error = refusal(served, tools=TOOLS, tool_choice={"type": "allowed_tools", **allowed})
+def test_a_filter_that_is_wrong_is_refused(router: RunningRouter, allowed: dict[str, Any]) -> None:
+    error = refusal(router, tools=TOOLS, tool_choice={"type": "allowed_tools", **allowed})
     assert error["param"] == "tool_choice"
 
 
@@ -185,9 +179,7 @@ def test_a_filter_that_is_wrong_is_refused(served: RunningRouter, allowed: dict[
 
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_a_schema_that_is_not_strict_is_kept_as_far_as_it_can_be(
-    served: RunningRouter, tokenizer: Tokenizer, path: str
-) -> None:
+def test_a_schema_that_is_not_strict_is_kept_as_far_as_it_can_be(router: RunningRouter, path: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "not": {}}
 
     def tool(**more: Any) -> dict[str, Any]:
@@ -195,12 +187,12 @@ def test_a_schema_that_is_not_strict_is_kept_as_far_as_it_can_be(
         return {"type": "function", **(function if path == "responses" else {"function": function})}
 
     where = "tools[0].parameters" if path == "responses" else "tools[0].function.parameters"
-    says(served, tokenizer, call("f", a=[]))
-    answer = posted(served, path, tools=[tool()], tool_choice="required")
+    router.says(call("f", a=[]))
+    answer = posted(router, path, tools=[tool()], tool_choice="required")
     assert ignored(answer) == [f"{where}.not", f"{where}.uniqueItems"]
     said = {"input": "x"} if path == "responses" else {"messages": [{"role": "user", "content": "x"}]}
-    refused = httpx2.post(
-        f"{served.url}/v1/{path}",
+    refused = router.http.post(
+        f"/v1/{path}",
         json={"model": MODEL, **said, "tools": [tool(strict=True)]},
         timeout=20,
     )
@@ -212,10 +204,8 @@ def test_a_schema_that_is_not_strict_is_kept_as_far_as_it_can_be(
 # ---- what else agents send
 
 
-def test_items_of_other_servers_tools_are_passed_over_and_named(
-    served: RunningRouter, tokenizer: Tokenizer
-) -> None:
-    says(served, tokenizer, "Hello")
+def test_items_of_other_servers_tools_are_passed_over_and_named(router: RunningRouter) -> None:
+    router.says("Hello")
     items = [
         {"role": "user", "content": "hi"},
         {
@@ -232,21 +222,21 @@ def test_items_of_other_servers_tools_are_passed_over_and_named(
         },
         {"role": "user", "content": "on"},
     ]
-    assert ignored(posted(served, input=items)) == ["web_search_call"]
-    assert "So.<|end|><|start|>user\non" in prompt(served, tokenizer)
-    error = refusal(served, input=[*items, {"type": "compaction", "encrypted_content": "x"}])
+    assert ignored(posted(router, input=items)) == ["web_search_call"]
+    assert "So.<|end|><|start|>user\non" in router.prompt
+    error = refusal(router, input=[*items, {"type": "compaction", "encrypted_content": "x"}])
     assert error["param"] == "input[5].type"
 
 
-def test_what_an_answer_never_has_is_named(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, "Hello")
+def test_what_an_answer_never_has_is_named(router: RunningRouter) -> None:
+    router.says("Hello")
     include = ["reasoning.encrypted_content", "message.output_text.logprobs", "made_up"]
-    answer = posted(served, include=include, reasoning={"summary": "auto"}, store=True, truncation="auto")
+    answer = posted(router, include=include, reasoning={"summary": "auto"}, store=True, truncation="auto")
     assert ignored(answer) == [
         "truncation",
         "reasoning.summary",
         "include.reasoning.encrypted_content",
         "include",
     ]
-    error = refusal(served, previous_response_id="resp_1")
+    error = refusal(router, previous_response_id="resp_1")
     assert "send the whole conversation" in error["message"]

@@ -17,14 +17,9 @@ from tests.unit.router.tiny_model import END_ID
 FEATURES = ("allowed_token_ids", "bad_words")
 
 
-@pytest.fixture
-def tokenizer(model_folder: Path) -> Tokenizer:
-    return Tokenizer(model_folder, template_seconds_max=5)
-
-
 def post(router: RunningRouter, **fields: Any) -> httpx2.Response:
     body = {"model": MODEL, "prompt": "fox"} | fields
-    return httpx2.post(f"{router.url}/v1/completions", json=body)
+    return router.http.post("/v1/completions", json=body)
 
 
 def test_a_word_is_masked_with_and_without_a_space(tokenizer: Tokenizer) -> None:
@@ -58,7 +53,7 @@ def test_words_that_are_too_many_or_too_long_are_refused(
 def test_workers_get_what_is_masked(model_folder: Path, tokenizer: Tokenizer) -> None:
     with RunningRouter(model_folder, features=FEATURES) as router:
         assert post(router, bad_words=["fox"], allowed_token_ids=[5, 6, END_ID]).status_code == 200
-        params = router.workers.prefills[-1].params
+        params = router.last_prefill.params
         assert params.allowed_token_ids == (5, 6, END_ID)
         assert params.bad_words == bad_word_ids(["fox"], tokenizer)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2
 import openai
 import pytest
 
-from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.responses.test_responses import built, events, refusal, stable, whole
 from tests.unit.router.openai.tools.agents import (
     PATCH,
@@ -19,45 +17,43 @@ from tests.unit.router.openai.tools.agents import (
     ignored,
     posted,
 )
-from tests.unit.router.openai.tools.test_tools_over_http import asked, prompt, says
+from tests.unit.router.openai.tools.test_tools_over_http import asked
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 
 @pytest.mark.parametrize("row", [1, 7, 1000], ids="{} tokens a message".format)
-def test_a_custom_tool_is_called_with_a_text(served: RunningRouter, tokenizer: Tokenizer, row: int) -> None:
+def test_a_custom_tool_is_called_with_a_text(router: RunningRouter, row: int) -> None:
     text = f"I patch: {call('apply_patch', input=PATCH)}\n{call('exec_command', cmd='ls')}\n"
     text += call("multi_agent_v1__note", input="b\n")
-    says(served, tokenizer, text, row=row)
-    answer = whole(served, tools=TOOLS)
-    assert "by this lark grammar: start:" in prompt(served, tokenizer)
+    router.says(text, row=row)
+    answer = whole(router, tools=TOOLS)
+    assert "by this lark grammar: start:" in router.prompt
     _, patch, command, note = answer["output"]
     assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "apply_patch", PATCH)
     assert (command["type"], json.loads(command["arguments"])) == ("function_call", {"cmd": "ls"})
     assert (note["name"], note["namespace"], note["input"]) == ("note", "multi_agent_v1", "b\n")
-    found = events(served, tools=TOOLS)
+    found = events(router, tools=TOOLS)
     assert stable(found[-1]["response"]["output"]) == stable(answer["output"])
     assert [item["text"] for item in built(found)][1] == PATCH
     (done, *_) = [event for event in found if event["type"] == "response.custom_tool_call_input.done"]
     assert done["input"] == PATCH
 
 
-def test_a_custom_call_comes_back_in_the_history(served: RunningRouter, tokenizer: Tokenizer) -> None:
-    says(served, tokenizer, call("apply_patch", input=PATCH))
-    (item,) = whole(served, tools=TOOLS)["output"]
-    says(served, tokenizer, "Done.")
+def test_a_custom_call_comes_back_in_the_history(router: RunningRouter) -> None:
+    router.says(call("apply_patch", input=PATCH))
+    (item,) = whole(router, tools=TOOLS)["output"]
+    router.says("Done.")
     result = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "ok"}
-    whole(served, tools=TOOLS, input=[{"role": "user", "content": "hi"}, item, result])
-    shown = prompt(served, tokenizer)
+    whole(router, tools=TOOLS, input=[{"role": "user", "content": "hi"}, item, result])
+    shown = router.prompt
     assert f"<apply_patch {json.dumps({'input': PATCH}, ensure_ascii=False)}>" in shown
     assert f"ok of {item['call_id']}" in shown
 
 
-def test_a_custom_tool_is_called_in_a_chat(
-    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
-) -> None:
+def test_a_custom_tool_is_called_in_a_chat(client: openai.OpenAI, router: RunningRouter) -> None:
     within = {"name": "apply_patch", "description": "", "format": {"type": "text"}}
     tool: Any = {"type": "custom", "custom": within}
-    says(served, tokenizer, call("apply_patch", input=PATCH))
+    router.says(call("apply_patch", input=PATCH))
     (choice,) = asked(client, tools=[tool]).choices
     (made,) = choice.message.tool_calls
     assert (made.type, made.custom.name, made.custom.input) == ("custom", "apply_patch", PATCH)
@@ -69,17 +65,15 @@ def test_a_custom_tool_is_called_in_a_chat(
     ]
     assert (pieces[0]["type"], pieces[0]["custom"]["name"]) == ("custom", "apply_patch")
     assert "".join(piece["custom"].get("input", "") for piece in pieces) == PATCH
-    says(served, tokenizer, "Done.")
+    router.says("Done.")
     message = choice.message.model_dump(exclude_none=True)
     user: Any = {"role": "user", "content": "hi"}
     asked(client, user, message, {"role": "tool", "tool_call_id": made.id, "content": "ok"}, tools=[tool])
-    assert f"<apply_patch {json.dumps({'input': PATCH}, ensure_ascii=False)}>" in prompt(served, tokenizer)
+    assert f"<apply_patch {json.dumps({'input': PATCH}, ensure_ascii=False)}>" in router.prompt
 
 
 @pytest.mark.parametrize("path", ["responses", "chat/completions"])
-def test_a_regular_expression_of_a_custom_tool_is_kept(
-    served: RunningRouter, tokenizer: Tokenizer, path: str
-) -> None:
+def test_a_regular_expression_of_a_custom_tool_is_kept(router: RunningRouter, path: str) -> None:
     def tool(syntax: str, definition: str) -> dict[str, Any]:
         grammar = {"syntax": syntax, "definition": definition}
         if path == "responses":
@@ -87,29 +81,29 @@ def test_a_regular_expression_of_a_custom_tool_is_kept(
         return {"type": "custom", "custom": {"name": "t", "format": {"type": "grammar", "grammar": grammar}}}
 
     where = "tools[0].format" if path == "responses" else "tools[0].custom.format"
-    says(served, tokenizer, "Hello")
-    answer = posted(served, path, tools=[tool("regex", "[0-9]{2}")])
-    assert (ignored(answer), "[0-9]{2}" in grammar_of(served)) == ([], True)
-    answer = posted(served, path, tools=[tool("regex", "(?=a)b")])
-    assert (ignored(answer), grammar_of(served)) == ([where], "")
-    answer = posted(served, path, tools=[tool("lark", "start: /a/")])
-    assert (ignored(answer), grammar_of(served)) == ([where], "")
+    router.says("Hello")
+    answer = posted(router, path, tools=[tool("regex", "[0-9]{2}")])
+    assert (ignored(answer), "[0-9]{2}" in grammar_of(router)) == ([], True)
+    answer = posted(router, path, tools=[tool("regex", "(?=a)b")])
+    assert (ignored(answer), grammar_of(router)) == ([where], "")
+    answer = posted(router, path, tools=[tool("lark", "start: /a/")])
+    assert (ignored(answer), grammar_of(router)) == ([where], "")
 
 
 @pytest.mark.parametrize(
     "given", [{"type": "grammar"}, {"type": "grammar", "syntax": "peg", "definition": "a"}, {"type": "x"}, 5]
 )
-def test_a_format_that_is_none_is_refused(served: RunningRouter, given: Any) -> None:
-    error = refusal(served, tools=[{"type": "custom", "name": "t", "format": given}])
+def test_a_format_that_is_none_is_refused(router: RunningRouter, given: Any) -> None:
+    error = refusal(router, tools=[{"type": "custom", "name": "t", "format": given}])
     assert error["param"] == "tools[0].format"
 
 
 def test_a_stream_that_is_resumed_goes_on_within_a_custom_call(
-    client: openai.OpenAI, served: RunningRouter, tokenizer: Tokenizer
+    client: openai.OpenAI, router: RunningRouter
 ) -> None:
     del client
     tool = {"type": "custom", "custom": {"name": "apply_patch"}}
-    says(served, tokenizer, call("apply_patch", input=PATCH))
+    router.says(call("apply_patch", input=PATCH))
     body = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "x"}],
@@ -118,12 +112,12 @@ def test_a_stream_that_is_resumed_goes_on_within_a_custom_call(
         "seed": 1,
     }
     headers = {"x-segue-resumable": "true"}
-    first = httpx2.post(f"{served.url}/v1/chat/completions", json=body, headers=headers, timeout=20).text
+    first = router.http.post("/v1/chat/completions", json=body, headers=headers).text
     blocks = [block for block in first.split("\n\n") if block.startswith("id: ")]
     middle = len(blocks) // 2
     last = blocks[middle].split("\n")[0].removeprefix("id: ")
-    rest = httpx2.post(
-        f"{served.url}/v1/chat/completions", json=body, headers={**headers, "last-event-id": last}, timeout=20
+    rest = router.http.post(
+        "/v1/chat/completions", json=body, headers={**headers, "last-event-id": last}, timeout=20
     ).text
     again = [block for block in rest.split("\n\n") if block.startswith("id: ")]
     assert _input(blocks[: middle + 1]) + _input(again) == PATCH
