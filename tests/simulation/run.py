@@ -15,9 +15,8 @@ from tests.simulation.mistakes.mutations import mutated
 from tests.simulation.scenarios.drawing import draw
 from tests.simulation.world.world import SimulationError, World
 
-CAUGHT_BY = Path(__file__).with_name(
-    "caught_by.json"
-)  # the seed that finds each mistake; `--mutations` writes it
+# The seed that finds each mistake; `--mutations` writes it.
+CAUGHT_BY = Path(__file__).with_name("caught_by.json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,12 @@ def decode(device: OracleDevice, steps: int, grant: PageGrant | None = None) -> 
     return token_ids
 
 
+def a_prefilled_device() -> OracleDevice:
+    device = a_device()
+    prefill(device, [5, 2, 7], [11])
+    return device
+
+
 def join(device: OracleDevice, pages: Sequence[int], prompt_len: int = len(PROMPT)) -> None:
     """Continue in slot 0 behind the first token, as after a fetch."""
     token_ids = (*PROMPT, EXPECTED[0])
@@ -70,37 +76,32 @@ def test_whole_and_in_chunks_the_answer_is_the_expected_one() -> None:
 
 
 def test_a_request_that_joins_with_its_pages_continues_as_expected() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     join(device, [5, 2, 7, 4])
     assert tuple(decode(device, 5)) == EXPECTED[1:]
 
 
 def test_pages_in_another_order_change_the_output() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     join(device, [2, 5, 7, 4])
     assert tuple(decode(device, 5)) != EXPECTED[1:]
 
 
 def test_a_forgotten_prompt_len_changes_the_output() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     join(device, [5, 2, 7, 4], prompt_len=len(PROMPT) + 1)
     assert tuple(decode(device, 5)) != EXPECTED[1:]
 
 
 def test_a_missing_page_is_the_invalid_page_and_no_crash() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     join(device, [5, 2, 7])
     assert decode(device, 1) == [EXPECTED[1]]
     assert tuple(decode(device, 4)) != EXPECTED[2:]
 
 
 def test_a_page_overwritten_between_launch_and_completion_changes_the_output() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     join(device, [5, 2, 7, 4])
     device.launch(ScheduleBatch(3, ForwardMode.DECODE, decode_slots=[0]))
     device.pages.copy(2, device.pages, 9)
@@ -121,8 +122,7 @@ def test_a_step_has_no_effect_before_it_completes() -> None:
 
 
 def test_pages_come_back_from_the_host_as_they_went() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     device.start_backup(1, [5, 2, 7], [0, 1, 2])
     device.start_restore(2, [0, 1, 2], [10, 11, 12])
     assert device.copies_done() == []
@@ -134,8 +134,7 @@ def test_pages_come_back_from_the_host_as_they_went() -> None:
 
 
 def test_the_history_before_a_join_matters_to_penalties() -> None:
-    device = a_device()
-    prefill(device, [5, 2, 7], [11])
+    device = a_prefilled_device()
     joined = SlotJoin(0, (5, 2, 7, 4), len(PROMPT), PARAMS, len(PROMPT), (), EXPECTED[0])
     run(device, ScheduleBatch(2, ForwardMode.PREBUILT, (joined,)))
     assert tuple(decode(device, 5)) != EXPECTED[1:]

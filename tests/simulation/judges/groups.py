@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
 from router.core.requests.sampling_group import PATIENCE_SECONDS
 from tests.simulation.judges.fairness import JudgedPrefill, PromptStart
 from tests.simulation.scenarios.faults import NONSENSE, ROUTER_DRAINS
@@ -30,7 +28,7 @@ def with_groups(scenario: SimulationScenario) -> SimulationScenario:
     requests: list[PlannedRequest] = []
     for number, planned in enumerate(scenario.requests):
         requests += _group(planned, rng.randint(2, 5)) if number in chosen else [planned]
-    return replace(scenario, requests=tuple(requests))
+    return scenario.with_requests(requests)
 
 
 def _group(planned: PlannedRequest, size: int) -> list[PlannedRequest]:
@@ -39,12 +37,7 @@ def _group(planned: PlannedRequest, size: int) -> list[PlannedRequest]:
     others = replace(planned, abort_after_seconds=None, abort_after_tokens=None, stop_after_tokens=None)
     members = [planned, *[others] * (size - 1)]
     return [
-        replace(
-            member,
-            rid=rids[number],
-            params=msgspec.structs.replace(member.params, seed=member.params.seed + number),
-            group=rids,
-        )
+        replace(member.asking(seed=member.params.seed + number), rid=rids[number], group=rids)
         for number, member in enumerate(members)
     ]
 
@@ -67,10 +60,8 @@ def prove_prompts_are_computed_once(scenario: SimulationScenario, workers: Seque
         first, last = min(each.at for each in began), max(each.at for each in began)
         if last - first >= PATIENCE_SECONDS or any(first <= at <= last for at in full_at):
             continue
-        computed, most = (
-            sum(each.tokens for each in began),
-            tokens + (len(rids) - 1) * scenario.sizes.page_size,
-        )
+        computed = sum(each.tokens for each in began)
+        most = tokens + (len(rids) - 1) * scenario.sizes.page_size
         assert computed <= most, f"{rids[0]} and its siblings computed {computed} tokens; {most} are enough"
         judged += 1
     return judged

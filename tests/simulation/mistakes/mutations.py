@@ -24,22 +24,23 @@ from tests.simulation.mistakes import (
 )
 from tests.simulation.mistakes.mutation import Mutation
 
+FILES = (
+    requests,
+    constrained,
+    draining,
+    fleets,
+    groups,
+    lies,
+    logprobs,
+    prompts,
+    steps,
+    tenants,
+    trust,
+    waiting,
+)
 MUTATIONS = {
     name: Mutation(area, instead)
-    for file in (
-        requests,
-        constrained,
-        draining,
-        fleets,
-        groups,
-        lies,
-        logprobs,
-        prompts,
-        steps,
-        tenants,
-        trust,
-        waiting,
-    )
+    for file in FILES
     for area, mistakes in file.MISTAKES.items()
     for name, instead in mistakes.items()
 }

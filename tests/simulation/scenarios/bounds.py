@@ -7,7 +7,6 @@ sizes and policies, is drawn in `drawing` and `variations`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tests.simulation.scenarios.scenario import SettingValues, SimulationScenario
 
@@ -50,13 +49,11 @@ def bounds(scenario: SimulationScenario) -> SimulationScenario:
     if scenario.random("bounds").random() > DIFFERENT:
         return scenario
     troubles: Choices = {} if scenario.calm else ROUTER_TROUBLES
-    sizes = replace(
-        scenario.sizes,
+    return scenario.sized(
         router_bounds=_drawn(scenario, "router", {**ROUTER, **troubles}),
         prefill_bounds=_drawn(scenario, "prefill", PREFILL),
         decode_bounds=_drawn(scenario, "decode", DECODE),
     )
-    return replace(scenario, sizes=sizes)
 
 
 def _drawn(scenario: SimulationScenario, role: str, choices: Choices) -> SettingValues:

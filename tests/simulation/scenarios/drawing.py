@@ -177,30 +177,26 @@ def _params(rng: random.Random, most: int) -> SamplingParams:
 
 def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationScenario:
     faults = drawn_faults(rng, [kind for kind in DRAWN_FAULTS if rng.random() < 0.35])
-    troubled = replace(
-        scenario,
-        sizes=replace(
-            scenario.sizes,
-            lease_seconds=rng.choice((0.5, 2.0, 4.0)),
-            max_queued_requests=rng.choice((6, 64, 64)),
-            waiting_seconds_max=rng.choice((0.3, 30.0, 30.0)),
-            ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
-            request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),
-            losses_max=rng.choice((1, 2, 3, 6)),
-            drain_seconds=rng.choice((0.2, 1.0, 5.0)),
-            reticent=rng.random() < 0.3,
-        ),
-        network=replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05))),
-        fabric=replace(
-            scenario.fabric,
-            slow=rng.choice((0.0, 0.1, 0.5)),
-            late_word=rng.choice((0.0, 0.2)),
-            error=rng.choice((0.0, 0.0, 0.1, 0.3)),
-            endless=rng.choice((0.0, 0.0, 0.1)),
-        ),
-        faults=faults,
+    troubled = scenario.sized(
+        lease_seconds=rng.choice((0.5, 2.0, 4.0)),
+        max_queued_requests=rng.choice((6, 64, 64)),
+        waiting_seconds_max=rng.choice((0.3, 30.0, 30.0)),
+        ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
+        request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),
+        losses_max=rng.choice((1, 2, 3, 6)),
+        drain_seconds=rng.choice((0.2, 1.0, 5.0)),
+        reticent=rng.random() < 0.3,
     )
-    return replace(troubled, sizes=replace(troubled.sizes, loss_seconds=rng.choice((0.05, 0.3, 1.0))))
+    network = replace(scenario.network, spike=rng.choice((0.0, 0.01, 0.05)))
+    fabric = replace(
+        scenario.fabric,
+        slow=rng.choice((0.0, 0.1, 0.5)),
+        late_word=rng.choice((0.0, 0.2)),
+        error=rng.choice((0.0, 0.0, 0.1, 0.3)),
+        endless=rng.choice((0.0, 0.0, 0.1)),
+    )
+    troubled = replace(troubled, network=network, fabric=fabric, faults=faults)
+    return troubled.sized(loss_seconds=rng.choice((0.05, 0.3, 1.0)))
 
 
 def _over_tls(seed: int) -> bool:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import msgspec
 
 from router.discovery.cells import ROUTERS_MIN, workers_of
 from router.placement_policies import PolicyName
@@ -40,6 +44,10 @@ class PlannedRequest:
     abort_after_tokens: int | None = None
     stop_after_tokens: int | None = None  # the text layer finds a stop string there …
     stop_delay_seconds: float = 0.0  # … and so much later
+
+    def asking(self, **params: Any) -> Self:
+        """With other sampling parameters."""
+        return replace(self, params=msgspec.structs.replace(self.params, **params))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,18 @@ class SimulationScenario:
     def random(self, purpose: str) -> random.Random:
         """A generator of its own for each purpose, so that one more draw here changes nothing there."""
         return random.Random(f"{self.seed} {purpose}")
+
+    def sized(self, **sizes: Any) -> Self:
+        """With other sizes."""
+        return replace(self, sizes=replace(self.sizes, **sizes))
+
+    def with_faults(self, faults: Iterable[Fault]) -> Self:
+        """With faults besides its own."""
+        return replace(self, faults=tuple(sorted((*self.faults, *faults), key=lambda fault: fault.at)))
+
+    def with_requests(self, requests: Iterable[PlannedRequest]) -> Self:
+        """With these requests instead of its own."""
+        return replace(self, requests=tuple(requests))
 
 
 def dialed(sizes: ScenarioSizes) -> dict[str, frozenset[str]]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
-
-import msgspec
 
 from router.placement_policies import PolicyName
 from shared.wire.sampling_params import SamplingParams
@@ -35,6 +33,8 @@ from tests.simulation.scenarios.scenario import (
     SimulationScenario,
 )
 from tests.simulation.world.versions import way_of
+
+Variation = Callable[[SimulationScenario], SimulationScenario]
 
 # More than a hung loop, a broken link and a late message may hide what an honest worker has.
 SILENT_SECONDS_MIN = 6.0
@@ -93,17 +93,7 @@ def router_drains(scenario: SimulationScenario) -> SimulationScenario:
     if rng.random() > 0.35:
         return scenario
     drains = drawn_faults(rng, ROUTER_DRAINS[:1] if scenario.calm else ROUTER_DRAINS)
-    faults = sorted((*scenario.faults, *drains), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
-
-
-def hangs(scenario: SimulationScenario) -> SimulationScenario:
-    """A third of the troubled worlds have workers whose loops hang."""
-    rng = scenario.random("hangs")
-    if scenario.calm or rng.random() > 0.35:
-        return scenario
-    faults = sorted((*scenario.faults, *drawn_faults(rng, (HANG,))), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
+    return scenario.with_faults(drains)
 
 
 def forgetful(scenario: SimulationScenario) -> SimulationScenario:
@@ -111,27 +101,9 @@ def forgetful(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("forgetful")
     if scenario.calm or rng.random() > 0.3:
         return scenario
-    faults = sorted((*scenario.faults, *drawn_faults(rng, (FORGET,) * 3)), key=lambda fault: fault.at)
-    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
-    return replace(scenario, sizes=sizes, faults=tuple(faults))
-
-
-def nonsense(scenario: SimulationScenario) -> SimulationScenario:
-    """Half of the worlds, calm ones too: unsound commands may cost nobody anything."""
-    rng = scenario.random("nonsense")
-    if rng.random() > 0.5:
-        return scenario
-    faults = sorted((*scenario.faults, *drawn_faults(rng, (NONSENSE,))), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
-
-
-def thefts(scenario: SimulationScenario) -> SimulationScenario:
-    """In a third of the troubled worlds that read by the TLS transport. It may cost a request an attempt."""
-    rng = scenario.random("thefts")
-    if scenario.calm or not scenario.fabric.tls or rng.random() > 0.35:
-        return scenario
-    faults = sorted((*scenario.faults, *drawn_faults(rng, (THEFT,) * 2)), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
+    return scenario.with_faults(drawn_faults(rng, (FORGET,) * 3)).sized(
+        stall_seconds=rng.choice((0.5, 2.0, 10.0))
+    )
 
 
 def lying(scenario: SimulationScenario) -> SimulationScenario:
@@ -142,9 +114,7 @@ def lying(scenario: SimulationScenario) -> SimulationScenario:
     lies = [
         Fault(rng.uniform(0.1, 2.0), LIE, rng.randrange(1_000_000), 0.0) for _ in range(rng.randint(4, 30))
     ]
-    faults = sorted((*scenario.faults, *lies), key=lambda fault: fault.at)
-    sizes = replace(scenario.sizes, stall_seconds=rng.choice((0.5, 2.0, 10.0)))
-    return replace(scenario, sizes=sizes, faults=tuple(faults))
+    return scenario.with_faults(lies).sized(stall_seconds=rng.choice((0.5, 2.0, 10.0)))
 
 
 def silences(scenario: SimulationScenario) -> SimulationScenario:
@@ -155,37 +125,32 @@ def silences(scenario: SimulationScenario) -> SimulationScenario:
     """
     rng = scenario.random("silences")
     least = 1.0 if scenario.calm else SILENT_SECONDS_MIN
-    sizes = replace(scenario.sizes, silent_seconds=rng.choice((least, 30.0)))
+    scenario = scenario.sized(silent_seconds=rng.choice((least, 30.0)))
     if scenario.calm or rng.random() > 0.2:
-        return replace(scenario, sizes=sizes)
-    sizes = replace(sizes, silent_seconds=SILENT_SECONDS_MIN, stall_seconds=2.5 * SILENT_SECONDS_MIN)
+        return scenario
+    scenario = scenario.sized(silent_seconds=SILENT_SECONDS_MIN, stall_seconds=2.5 * SILENT_SECONDS_MIN)
     faults = [
         Fault(START_SECONDS + rng.uniform(0.0, 1.0), SWALLOW, rng.randrange(1000), 0.0)
         for _ in range(rng.choice((1, 1, 2)))
     ]
-    faults += scenario.faults if rng.random() < 0.4 else ()
+    scenario = scenario if rng.random() < 0.4 else replace(scenario, faults=())
     others = [
-        _short_request(rng, sizes, f"later-{number}", (0.3, 8.0), 140, (1, 12))
+        _short_request(rng, scenario.sizes, f"later-{number}", (0.3, 8.0), 140, (1, 12))
         for number in range(rng.randint(30, 60))
     ]
-    return replace(
-        scenario,
-        sizes=sizes,
-        requests=(*scenario.requests, *others),
-        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
-    )
+    return scenario.with_requests((*scenario.requests, *others)).with_faults(faults)
 
 
 def short_share(scenario: SimulationScenario) -> SimulationScenario:
     """A prompt in chunks leaves nothing to short ones, a quarter or half of its steps."""
     share = scenario.random("short share").choice((0.0, 0.25, 0.5))
-    return replace(scenario, sizes=replace(scenario.sizes, short_share=share))
+    return scenario.sized(short_share=share)
 
 
 def candidates(scenario: SimulationScenario) -> SimulationScenario:
     """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
     handful = scenario.random("candidates").choice((1, 2, 8, 8))
-    return replace(scenario, sizes=replace(scenario.sizes, candidates_max=handful))
+    return scenario.sized(candidates_max=handful)
 
 
 def patience(scenario: SimulationScenario) -> SimulationScenario:
@@ -193,7 +158,7 @@ def patience(scenario: SimulationScenario) -> SimulationScenario:
     if scenario.calm:
         return scenario
     patience = scenario.random("patience").choice((0.2, 0.5, 3.0))
-    return replace(scenario, sizes=replace(scenario.sizes, fetch_seconds_max=patience))
+    return scenario.sized(fetch_seconds_max=patience)
 
 
 def policies(scenario: SimulationScenario) -> SimulationScenario:
@@ -202,10 +167,7 @@ def policies(scenario: SimulationScenario) -> SimulationScenario:
     if rng.random() > 0.35:
         return scenario
     any_policy = get_args(PolicyName)
-    sizes = replace(
-        scenario.sizes, prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy)
-    )
-    return replace(scenario, sizes=sizes)
+    return scenario.sized(prefill_policy=rng.choice(any_policy), decode_policy=rng.choice(any_policy))
 
 
 def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
@@ -215,10 +177,10 @@ def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
 
     def freed(planned: PlannedRequest) -> PlannedRequest:
         rest = CONTEXT_LEN - len(planned.prompt)
-        return replace(planned, params=msgspec.structs.replace(planned.params, max_new_tokens=rest))
+        return planned.asking(max_new_tokens=rest)
 
     requests = [freed(each) if rng.random() < share else each for each in scenario.requests]
-    return replace(scenario, requests=tuple(requests))
+    return scenario.with_requests(requests)
 
 
 def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
@@ -248,7 +210,7 @@ def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
 
     warming = [request(number, 0.0, None) for number in range(sizes.decode_workers)]
     crowds = [request(10 * crowd + number, 0.4 * crowd, 1) for crowd in (1, 2, 3) for number in range(6)]
-    return replace(scenario, requests=scenario.requests + tuple(warming + crowds))
+    return scenario.with_requests((*scenario.requests, *warming, *crowds))
 
 
 def partition(scenario: SimulationScenario) -> SimulationScenario:
@@ -256,15 +218,12 @@ def partition(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("partition")
     if rng.random() > 0.15:
         return scenario
-    sizes = scenario.sizes
-    pair = (
-        f"prefill-{rng.randrange(sizes.prefill_workers)}",
-        f"decode-{rng.randrange(sizes.decode_workers)}",
-    )
-    sizes = replace(sizes, unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
+    prefill = rng.randrange(scenario.sizes.prefill_workers)
+    pair = f"prefill-{prefill}", f"decode-{rng.randrange(scenario.sizes.decode_workers)}"
+    scenario = scenario.sized(unreachable_seconds=rng.choice((0.1, 1.0, 30.0)))
     if scenario.calm and way_of(scenario.random) != "rolling":  # there each new process has to learn it again
-        sizes = replace(sizes, losses_max=1)
-    return replace(scenario, sizes=sizes, fabric=replace(scenario.fabric, partition=pair))
+        scenario = scenario.sized(losses_max=1)
+    return replace(scenario, fabric=replace(scenario.fabric, partition=pair))
 
 
 def cells(scenario: SimulationScenario) -> SimulationScenario:
@@ -275,42 +234,41 @@ def cells(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("cells")
     if rng.random() > 0.15 or scenario.fabric.partition:
         return scenario
-    sizes = replace(scenario.sizes, routers=4, cell_workers_max=rng.choice((2, 4)))
-    sizes = replace(sizes, odd_kv_format=False, small_pages=0)
-    requests = [replace(planned, router=rng.randrange(sizes.routers)) for planned in scenario.requests]
-    return replace(scenario, sizes=sizes, requests=tuple(requests))
+    scenario = scenario.sized(
+        routers=4, cell_workers_max=rng.choice((2, 4)), odd_kv_format=False, small_pages=0
+    )
+    return scenario.with_requests(replace(planned, router=rng.randrange(4)) for planned in scenario.requests)
 
 
 def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     """In a rolling upgrade workers leave one after the other."""
     if way_of(scenario.random) != "rolling":
         return scenario
-    faults = sorted((*scenario.faults, *rollout(scenario.random("rollout"))), key=lambda fault: fault.at)
-    return replace(scenario, faults=tuple(faults))
+    return scenario.with_faults(rollout(scenario.random("rollout")))
 
 
 def waits(scenario: SimulationScenario) -> SimulationScenario:
     """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
     rng = scenario.random("waits")
-    sizes = replace(scenario.sizes, ready_seconds=rng.choice((0.1, 0.3, 0.5, 2.0)))
+    scenario = scenario.sized(ready_seconds=rng.choice((0.1, 0.3, 0.5, 2.0)))
     if rng.random() > 0.2:
-        return replace(scenario, sizes=sizes)
-    sizes = replace(sizes, ready_seconds=0.1, prefill_slots=1, decode_slots=rng.choice((1, 2)))
+        return scenario
+    scenario = scenario.sized(ready_seconds=0.1, prefill_slots=1, decode_slots=rng.choice((1, 2)))
     if scenario.calm:
-        sizes = replace(sizes, max_queued_requests=200)
+        scenario = scenario.sized(max_queued_requests=200)
     else:
-        sizes = replace(sizes, waiting_seconds_max=rng.choice((0.1, 0.3)))
+        scenario = scenario.sized(waiting_seconds_max=rng.choice((0.1, 0.3)))
     crowd = [
-        _short_request(rng, sizes, f"crowd-{number}", (0.1, 1.0), 8, (2, 6))
+        _short_request(rng, scenario.sizes, f"crowd-{number}", (0.1, 1.0), 8, (2, 6))
         for number in range(rng.randint(40, 80))
     ]
-    return replace(scenario, sizes=sizes, requests=(*scenario.requests, *crowd))
+    return scenario.with_requests((*scenario.requests, *crowd))
 
 
 def launches(scenario: SimulationScenario) -> SimulationScenario:
     """Some workers compute on a GPU: a prompt's step is launched before the one that ends another has settled."""
     rng = scenario.random("launches")
-    return replace(scenario, sizes=replace(scenario.sizes, launches_cost=rng.random() < 0.6))
+    return scenario.sized(launches_cost=rng.random() < 0.6)
 
 
 def grammars(scenario: SimulationScenario) -> SimulationScenario:
@@ -324,10 +282,10 @@ def grammars(scenario: SimulationScenario) -> SimulationScenario:
 
     def constrained(planned: PlannedRequest) -> PlannedRequest:
         grammar = rng.choice((FRAIL, FRAIL, FRAIL, BARREN)) if rng.random() < frail else FIRM
-        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=grammar))
+        return planned.asking(grammar=grammar)
 
     requests = [constrained(each) if rng.random() < share else each for each in scenario.requests]
-    return replace(scenario, requests=tuple(requests))
+    return scenario.with_requests(requests)
 
 
 def slow_grammars(scenario: SimulationScenario) -> SimulationScenario:
@@ -338,9 +296,9 @@ def slow_grammars(scenario: SimulationScenario) -> SimulationScenario:
     def slowed(planned: PlannedRequest) -> PlannedRequest:
         if planned.params.grammar in (FRAIL, BARREN) or rng.random() > share:
             return planned
-        return replace(planned, params=msgspec.structs.replace(planned.params, grammar=SLOW))
+        return planned.asking(grammar=SLOW)
 
-    return replace(scenario, requests=tuple(map(slowed, scenario.requests)))
+    return scenario.with_requests(map(slowed, scenario.requests))
 
 
 def bad_words(scenario: SimulationScenario) -> SimulationScenario:
@@ -352,11 +310,10 @@ def bad_words(scenario: SimulationScenario) -> SimulationScenario:
         tokens = rng.sample(range(VOCAB_SIZE), 10)
         may_come = () if planned.params.grammar or rng.random() < 0.3 else (*tokens, *EOS_TOKEN_IDS)
         words = tuple(tuple(rng.choices(tokens, k=rng.randint(1, 3))) for _ in range(4))
-        params = msgspec.structs.replace(planned.params, allowed_token_ids=may_come, bad_words=words)
-        return replace(planned, params=params)
+        return planned.asking(allowed_token_ids=may_come, bad_words=words)
 
     requests = [masked(each) if rng.random() < share else each for each in scenario.requests]
-    return replace(scenario, requests=tuple(requests))
+    return scenario.with_requests(requests)
 
 
 def scores(scenario: SimulationScenario) -> SimulationScenario:
@@ -377,11 +334,29 @@ def scores(scenario: SimulationScenario) -> SimulationScenario:
     requests = []
     for each in scenario.requests:
         top = asked[each.group] if each.group else drawn(rng)
-        requests.append(replace(each, params=msgspec.structs.replace(each.params, prompt_logprobs=top)))
-    return replace(scenario, requests=tuple(requests))
+        requests.append(each.asking(prompt_logprobs=top))
+    return scenario.with_requests(requests)
 
 
-VARIATIONS: tuple[Callable[[SimulationScenario], SimulationScenario], ...] = (
+def _strike(
+    purpose: str, share: float, kinds: Sequence[str], may: Callable[[SimulationScenario], bool]
+) -> Variation:
+    """A share of the worlds where they may come have faults of these kinds."""
+
+    def vary(scenario: SimulationScenario) -> SimulationScenario:
+        rng = scenario.random(purpose)
+        strikes = may(scenario) and rng.random() <= share
+        return scenario.with_faults(drawn_faults(rng, kinds)) if strikes else scenario
+
+    return vary
+
+
+hangs = _strike("hangs", 0.35, (HANG,), lambda world: not world.calm)
+nonsense = _strike("nonsense", 0.5, (NONSENSE,), lambda _: True)  # it may cost nobody anything
+# It may cost a request an attempt.
+thefts = _strike("thefts", 0.35, (THEFT,) * 2, lambda world: not world.calm and world.fabric.tls)
+
+VARIATIONS: tuple[Variation, ...] = (
     bounds,
     launches,
     policies,
