@@ -6,7 +6,7 @@ the same inputs give the same effects. The steps of a request are in `request_ta
 
 Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
 first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
-waiting ones. Tenants take turns in the queues (`virtual_time`), and smaller requests go past one that finds no room for
+waiting ones. Tenants take turns in the queues (`VirtualTime`), and smaller requests go past one that finds no room for
 a while (`backfill`).
 """
 
@@ -21,14 +21,13 @@ from router.core.fleet import placement
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
-from router.core.queueing.admission import refusal, tenant_refusal, wait_refusal
+from router.core.queueing.admission import refusal, tenant_refusal, timed_out, wait_refusal
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.core.requests.tenants import Tenant
-from router.core.requests.time_limits import timed_out
 from router.core.worker_events.membership import Membership
 from router.core.worker_events.silent_workers import SilentWorkers
 from router.core.worker_events.worker_faults import WorkerFaults

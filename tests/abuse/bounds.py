@@ -340,7 +340,7 @@ ROUTER_BOUNDS = (
         "the oldest starts at the clock again",
         "10,000 entries: 1 MiB",
         f"{UNIT}/core/requests/test_virtual_time.py::test_the_tenants_remembered_are_bounded",
-        place="router.core.requests.virtual_time",
+        place="router.core.requests.request_queue",
     ),
     Bound(
         "IDLE_TENANTS_MAX",

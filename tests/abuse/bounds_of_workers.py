@@ -102,7 +102,7 @@ WORKER_BOUNDS = (
         "the request is lost there, and goes on elsewhere",
         "64 KiB a worker, kept by a router",
         f"{UNIT}/router/core/worker_events/test_untrusted_workers.py::test_a_baton_that_cannot_be_the_requests_is_passed_to_nobody",
-        place="router.core.worker_events.sound_batons",
+        place="router.core.worker_events.worker_replies",
     ),
     Bound(
         "ADDRESS_MAX",

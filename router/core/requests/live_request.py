@@ -49,7 +49,7 @@ class LiveRequest:
     blocks: tuple[int, ...] = ()
     starts: dict[RequestState, float] = field(
         default_factory=dict
-    )  # its place in each queue, see `virtual_time`
+    )  # its place in each queue, see `VirtualTime`
     backfilled: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1

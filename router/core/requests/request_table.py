@@ -15,7 +15,7 @@ A request that migrates goes from decoding to ready once more: then its decode w
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from functools import partial
 
 from router.config import RouterConfig
@@ -33,8 +33,6 @@ from router.core.effects import (
 )
 from router.core.fleet.prefix_index import PrefixIndex, block_names
 from router.core.fleet.workers import KvGroup, Worker
-from router.core.requests.commands import decode_command, prefill_command
-from router.core.requests.ended_requests import EndedRequests
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
@@ -45,6 +43,7 @@ from shared.batch.effects import Note
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
 from shared.wire.baton import Baton
+from shared.wire.messages import Decode, Prefill
 from shared.wire.sampled import Logprobs
 
 ROW_NAMES = {
@@ -348,3 +347,61 @@ class RequestTable:
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
+
+
+# ---- what a worker is sent of a request, as of now -------------------------------------------------------------------
+
+
+def prefill_command(live: LiveRequest) -> Prefill:
+    """Compute the prompt, and what earlier attempts have generated."""
+    request = live.request
+    return Prefill(
+        rid=live.rid,
+        attempt=live.attempt,
+        token_ids=live.token_ids,
+        prompt_len=len(request.token_ids),
+        params=request.params,
+        priority=request.priority,
+        extra_key=live.extra_key,
+        tenant=live.tenant.key,
+        scored_len=live.scored_len,
+    )
+
+
+def decode_command(live: LiveRequest) -> Decode:
+    """Fetch the pages that the baton names, and go on."""
+    assert live.baton is not None, live.rid
+    request = live.request
+    return Decode(
+        rid=live.rid,
+        attempt=live.attempt,
+        token_ids=live.token_ids,
+        prompt_len=len(request.token_ids),
+        params=request.params,
+        baton=live.baton,
+        priority=request.priority,
+        extra_key=live.extra_key,
+        tenant=live.tenant.key,
+    )
+
+
+# ---- what /debug shows of requests that have ended -------------------------------------------------------------------
+
+
+class EndedRequests:
+    """At most `requests_max` of them; the one that ended first is forgotten first."""
+
+    def __init__(self, requests_max: int):
+        self._requests_max = requests_max
+        self._shown: OrderedDict[str, dict[str, object]] = OrderedDict()
+
+    def add(self, live: LiveRequest) -> None:
+        """Remember what is shown of a request at its end."""
+        self._shown.pop(live.rid, None)
+        self._shown[live.rid] = live.debug()
+        while len(self._shown) > self._requests_max:
+            self._shown.popitem(last=False)
+
+    def get(self, rid: str) -> dict[str, object] | None:
+        """What is shown of it; None: not known (any more)."""
+        return self._shown.get(rid)

@@ -2,7 +2,7 @@
 
 A tenant is a name that the HTTP side gives: today the client's address. It is known while it has a live request, and
 afterwards only until its tokens of this minute have flowed back, so that memory is bounded. Workers see a hash of the
-name, equal at all routers. This file knows neither queues nor workers; who goes first is decided in `virtual_time`.
+name, equal at all routers. This file knows neither queues nor workers; who goes first is decided in `VirtualTime`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A message is taken only from the worker that the request's state waits on, and only for its attempt; all others are
 dropped and counted in one place, `_recipient`. What remains fits the table of states. A message that skips tokens,
-brings more than were asked for, or names pages that cannot be this request's (`sound_batons`) cannot be trusted: none
+brings more than were asked for, or names pages that cannot be this request's (`unsound_baton`) cannot be trusted: none
 of it is delivered, and the request counts as lost there and is tried again.
 """
 
@@ -21,7 +21,7 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.core.requests.sampling_group import PATIENCE_SECONDS, SamplingGroup
 from router.core.worker_events.silent_workers import SilentWorkers
-from router.core.worker_events.sound_batons import unsound_baton
+from shared.kv.page_pool import pages_for_tokens
 from shared.wire import messages
 from shared.wire.baton import Baton
 from shared.wire.messages import FinishReason
@@ -309,3 +309,41 @@ def _has_logprobs(live: LiveRequest, tokens: messages.Prefilled | messages.Row) 
     """Whether the tokens come with logprobs, if they were asked for: a worker that lost them cannot be trusted."""
     asked = live.request.params.logprobs >= 0
     return len(tokens.logprobs) == (len(tokens.token_ids) if asked else 0)
+
+
+# ---- can a baton be what its sender says? ----------------------------------------------------------------------------
+# A worker that names another holder, or another request's pages, would make decode workers connect to addresses of its
+# choice, or blame others for pages that cannot be read; one that names another's agent would be taken for that one.
+# Where a worker listens it says itself, in the metadata of its first baton: a router keeps to that for the session. It
+# may well be another interface than the one that was dialed. What a baton says of memory (addresses, lease, nonce) only
+# its holder knows; the worker that reads checks that it is within bounds (`shared.scheduling.sound_commands`).
+
+
+METADATA_BYTES_MAX = (
+    64 << 10
+)  # of all ranks; those of NIXL have about 1 KiB, and a router keeps one of each worker
+
+
+def unsound_baton(baton: Baton, live: LiveRequest, sender: Worker, output_len: int) -> str:
+    """What is wrong with a baton that `sender` gives out for a request with `output_len` tokens; empty: nothing."""
+    hello, holder = sender.hello, baton.holder
+    if (holder.uid, holder.epoch) != (hello.uid, hello.epoch):
+        return f"names the holder {holder.name}"
+    if not holder.has_own_agent:
+        return f"names the agent {holder.agent} of another holder"
+    if holder.metadata_bytes > METADATA_BYTES_MAX:
+        return f"has KV metadata of {holder.metadata_bytes} bytes, more than {METADATA_BYTES_MAX}"
+    if sender.kv_metadata is not None and holder.metadata != sender.kv_metadata:
+        return "has other KV metadata than this worker's first baton"
+    if (baton.rid, baton.attempt) != (live.rid, live.attempt):
+        return f"is of attempt {baton.attempt} of request {baton.rid}"
+    if baton.kv_format != hello.kv_format:
+        return f"has the KV format {baton.kv_format}"
+    prompt_len = len(live.request.token_ids)
+    kv_len = prompt_len + output_len - 1  # the KV of the last token is not computed
+    if (baton.prompt_len, baton.kv_len) != (prompt_len, kv_len):
+        return f"is of {baton.kv_len} tokens behind a prompt of {baton.prompt_len}, not {kv_len} and {prompt_len}"
+    page_size = hello.limits.page_size
+    if page_size and len(baton.pages) != pages_for_tokens(kv_len, page_size):
+        return f"has {len(baton.pages)} pages for {kv_len} tokens"
+    return ""

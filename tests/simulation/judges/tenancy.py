@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestCompleted
-from router.core.requests.virtual_time import VirtualTime
+from router.core.requests.request_queue import VirtualTime
 from tests.simulation.scenarios.scenario import ScenarioSizes
 from tests.simulation.world.clients import SimulatedClient
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.queueing.service_rate import FORGOTTEN_SECONDS, TAKES_MIN, ServiceRate
+from router.core.queueing.backpressure import FORGOTTEN_SECONDS, TAKES_MIN, ServiceRate
 
 
 def served(rate: ServiceRate, since: float, seconds: float, per_second: int) -> float:

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from router.core.requests.virtual_time import TENANTS_MAX, VirtualTime
+from router.core.requests.request_queue import TENANTS_MAX, VirtualTime
 
 
 def served(clock: VirtualTime, waiting: list[tuple[float, int, str]]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.worker_events.sound_batons import METADATA_BYTES_MAX
+from router.core.worker_events.worker_replies import METADATA_BYTES_MAX
 from shared.wire.baton import HolderRank, agent_name
 from shared.wire.messages import Cancel, Decode, Generated, Migrating, Prefill, Prefilled, Row
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
