@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.abuse.target import AbusedDeployment
-from tests.integration.deployment import deployment
+from tests.integration.deployments.deployment import deployment
 
 CONFIG = {
     "router": {"bodySecondsMax": 5, "idleSecondsMax": 10},

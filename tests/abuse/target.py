@@ -23,9 +23,9 @@ import httpx2
 
 from tests.abuse.probing import ProbingClient
 from tests.abuse.procfs import PeakMemory
-from tests.integration.deployment import LocalDeployment, RunningProcess
-from tests.integration.observing import linked_workers
-from tests.integration.streams import StreamedAnswer, client_of, complete
+from tests.integration.deployments.deployment import LocalDeployment, RunningProcess
+from tests.integration.deployments.observing import linked_workers
+from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
 from tests.waiting import soon, until
 
 MARKER = "zebrafish-7f3a"  # what clients write has it; no record may

@@ -17,9 +17,9 @@ from tests.abuse.procfs import descriptors, limited, started_at
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port
 from tests.abuse.wire import completion, connect, get, post, talk
-from tests.integration.deployment import RunningProcess
-from tests.integration.observing import linked_workers
-from tests.integration.thread_stop import stop_computing
+from tests.integration.deployments.deployment import RunningProcess
+from tests.integration.deployments.observing import linked_workers
+from tests.integration.deployments.thread_stop import stop_computing
 from tests.waiting import until
 
 CONTINUE_SECONDS = 2.0  # until its streams go on elsewhere

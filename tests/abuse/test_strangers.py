@@ -19,8 +19,8 @@ import zmq
 from tests.abuse.procfs import listening_ports
 from tests.abuse.target import MARKER, MIB, AbusedDeployment
 from tests.abuse.wire import Conversation, connect, converse, get, talk
-from tests.integration.deployment import RunningProcess
-from tests.integration.observing import linked_workers
+from tests.integration.deployments.deployment import RunningProcess
+from tests.integration.deployments.observing import linked_workers
 from tests.waiting import soon, until
 
 REFUSED_SECONDS = 5.0  # a handshake has 3 s

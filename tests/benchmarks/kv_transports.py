@@ -22,8 +22,8 @@ from shared.transfer.protocol import FetchLanded, KvTransport
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, PATIENCE_SECONDS, Clock, FetchWorld
-from tests.integration.holder_process import make_buffer
-from tests.integration.holder_processes import HolderProcess, epochs, network, worker_keys
+from tests.integration.transfer.holder_process import make_buffer
+from tests.integration.transfer.holder_processes import HolderProcess, epochs, network, worker_keys
 
 WAYS: dict[str, tuple[KvTransport, str]] = {  # transport, and where the pages lie at both ends
     "nixl": ("nixl", "host"),

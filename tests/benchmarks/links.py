@@ -81,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         write_new_keys(keys)
-        command = [sys.executable, "-m", "tests.integration.echo_worker", str(keys / "worker.pem"), "1"]
+        command = [sys.executable, "-m", "tests.integration.links.echo_worker", str(keys / "worker.pem"), "1"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             address = process.stdout.readline().strip()

@@ -35,7 +35,7 @@ from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.offline_workers import Part, TwoWorkers
-from tests.unit.engine.published_models import PUBLISHED
+from tests.unit.engine.checkpoint.published_models import PUBLISHED
 
 PAGE_SIZE = 16
 CHUNK = 8192

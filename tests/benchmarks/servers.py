@@ -18,7 +18,7 @@ from tests.benchmarks.client.measuring import measure, warm_up
 from tests.benchmarks.client.report import RunResult
 from tests.benchmarks.client.scenarios import Scenario, Size
 from tests.benchmarks.peers import Contender
-from tests.integration.deployment import free_port
+from tests.integration.deployments.deployment import free_port
 from tests.waiting import comes_true
 
 START_SECONDS_MAX = 600.0

@@ -9,7 +9,7 @@ import pytest
 
 from shared.local.model_store import resolve
 from tests.clients.environments import client_command, run_client
-from tests.integration.deployment import LocalDeployment, deployment
+from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.waiting import until
 
 EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}

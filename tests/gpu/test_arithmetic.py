@@ -19,10 +19,10 @@ from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS, Reference
 from shared.engine.cuda.stream import CudaStream
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
+from tests.unit.engine.cuda.test_step_kernels import any_logits, any_state, generator_of, integers
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of
-from tests.unit.engine.test_step_kernels import any_logits, any_state, generator_of, integers
 from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
 
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window

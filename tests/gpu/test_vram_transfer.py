@@ -19,7 +19,7 @@ from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, Clock, FetchWorld, byte_of
-from tests.integration.holder_processes import HolderProcess, epochs, holders, network, worker_keys
+from tests.integration.transfer.holder_processes import HolderProcess, epochs, holders, network, worker_keys
 from tests.tensor_pages import TensorPages
 
 PAGE_BYTES = 2_621_440  # Qwen3-14B, 16 tokens

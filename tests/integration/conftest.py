@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.deployment import LocalDeployment, deployment
+from tests.integration.deployments.deployment import LocalDeployment, deployment
 
 # Room for two deployments on a small machine, of which one may have four workers.
 SMALL = {"prefill": {"kvPages": 1200}, "decode": {"kvPages": 1200}}

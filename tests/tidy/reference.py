@@ -39,13 +39,13 @@ from shared.process.settings import Settings, flag_of, schema_of, variable_of
 from shared.transfer.counters import KvCounters
 from shared.wire import messages
 from shared.worker.worker_config import WorkerConfig
-from tests.abuse.bound import Bound
-from tests.abuse.bounds import ROUTER_BOUNDS
-from tests.abuse.bounds_of_answers import ANSWER_BOUNDS
-from tests.abuse.bounds_of_links import KV_BOUNDS, LINK_BOUNDS
-from tests.abuse.bounds_of_messages import MESSAGES_BOUNDS
-from tests.abuse.bounds_of_resuming import RESUMING_BOUNDS
-from tests.abuse.bounds_of_workers import PROCESS_BOUNDS, WORKER_BOUNDS
+from tests.abuse.bounds.answers import ANSWER_BOUNDS
+from tests.abuse.bounds.bound import Bound
+from tests.abuse.bounds.links import KV_BOUNDS, LINK_BOUNDS
+from tests.abuse.bounds.messages import MESSAGES_BOUNDS
+from tests.abuse.bounds.resuming import RESUMING_BOUNDS
+from tests.abuse.bounds.router import ROUTER_BOUNDS
+from tests.abuse.bounds.workers import PROCESS_BOUNDS, WORKER_BOUNDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 HEAD = """# Reference

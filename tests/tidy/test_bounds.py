@@ -14,7 +14,7 @@ from shared.links.session import LinkSettings
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings
 from shared.worker.worker_config import WorkerConfig
-from tests.abuse.bound import Bound
+from tests.abuse.bounds.bound import Bound
 from tests.tidy.reference import BOUNDS
 from tests.tidy.source_files import SourceFile, source_files
 

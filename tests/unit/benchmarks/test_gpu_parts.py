@@ -65,7 +65,7 @@ def compiled_by(part: parts.Part) -> Needs:
 
 
 def test_what_a_part_needs_of_flashinfer_was_compiled_before(tmp_path: Path) -> None:
-    """The modules of a dtype and a head_dim are those of `aot.modules`: tests/unit/engine/test_ahead_of_time.py."""
+    """The modules of a dtype and a head_dim are those of `aot.modules` (`test_ahead_of_time`)."""
     there: Needs = set()
     for number, part in enumerate(parts.PARTS):
         (tmp_path / str(number)).mkdir()

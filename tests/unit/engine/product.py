@@ -12,7 +12,7 @@ from shared.engine.gguf.packing import Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose
 from shared.engine.native.kernels import Kernels
-from tests.unit.engine.random_blocks import even_rows
+from tests.unit.engine.cpu.random_blocks import even_rows
 
 KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
 

@@ -17,8 +17,8 @@ from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cpu import cpu_engine
 from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.torch_ops import TorchOps
+from tests.unit.engine.checkpoint.published_models import MetaWeights
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
-from tests.unit.engine.published_models import MetaWeights
 from tests.unit.engine.tiny_models import (
     FAMILIES,
     VOCAB_SIZE,

@@ -1,0 +1,81 @@
+"""The default model, disaggregated, says what transformers says: alone, in a crowd, and when pages run short.
+
+Segue against itself is compared without any tolerance.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.local.model_store import resolve
+from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
+from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
+from tests.integration.deployments.streams import crowd
+from tests.waiting import until
+
+TOKENS = 16
+GREEDY = {"temperature": 0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return Path(resolve("smollm2", lambda _line: None))
+
+
+@pytest.fixture(scope="module")
+def prompts(model: Path) -> list[list[int]]:
+    return varied_prompts(model)
+
+
+@pytest.fixture(scope="module")
+def alone(one_each: LocalDeployment, prompts: list[list[int]]) -> list[str]:
+    """Each prompt by itself."""
+    return [answer.text for answer in crowd(one_each.url, prompts, 1, **GREEDY)]
+
+
+@pytest.mark.timeout(600)
+def test_greedy_answers_are_those_of_transformers(
+    model: Path, prompts: list[list[int]], alone: list[str]
+) -> None:
+    assert_answers_of_transformers(model, prompts, alone, TOKENS)
+
+
+@pytest.mark.timeout(600)
+def test_sixteen_at_a_time_get_the_answers_each_got_alone(
+    one_each: LocalDeployment, prompts: list[list[int]], alone: list[str]
+) -> None:
+    names = ("segue_generated_tokens_total", "segue_steps_total{mode=decode}")
+    before = [one_each.total("decode", name) for name in names]
+    together = crowd(one_each.url, prompts, 16, **GREEDY)
+    assert [answer.text for answer in together] == alone
+    tokens, steps = (one_each.total("decode", name) - then for name, then in zip(names, before, strict=True))
+    assert tokens >= 3 * steps, "there was no crowd"
+
+
+@pytest.mark.timeout(900)
+def test_retracted_requests_get_the_answers_they_got_undisturbed(
+    one_each: LocalDeployment, prompts: list[list[int]], alone: list[str]
+) -> None:
+    """A decode pool that holds a quarter of what the thirty grow to, entered by an optimist, all at once.
+
+    Prefill knows every prompt by then: it hands over faster than decode ends them, so the pool overflows.
+    """
+    longer = {**GREEDY, "max_tokens": 8 * TOKENS}
+    undisturbed = [answer.text for answer in crowd(one_each.url, prompts, 8, **longer)]
+    for text, start in zip(undisturbed, alone, strict=True):
+        assert text.startswith(start.rstrip("\ufffd"))
+    tight: RoleConfigs = {
+        "router": {"readySecondsMax": 300},
+        "prefill": {"kvPages": 1200},
+        "decode": {"kvPages": 200, "hostFraction": 4.0, "initNewTokenRatio": 0.01},
+    }
+    with deployment(config=tight) as running:
+        crowd(running.url, prompts, 4, **{**GREEDY, "max_tokens": 1})
+        answers = crowd(running.url, prompts, len(prompts), **longer)
+        assert [answer.text for answer in answers] == undisturbed
+        assert running.total("decode", "segue_retractions_total") >= 1
+        assert running.total("decode", "segue_resumes_total") >= 1
+        until(lambda: not running.held(), 5, "everything given back")

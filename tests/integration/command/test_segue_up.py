@@ -1,0 +1,267 @@
+"""`segue up` as a user meets it: one sentence for what is wrong, one line when it is ready, nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from shared.local.children import GRACE_SECONDS
+from tests.integration.deployments.deployment import RoleConfigs, segue_up
+from tests.integration.deployments.running import Running, ended_within
+from tests.waiting import soon
+
+TINY = {"kvPages": 64, "maxRunningRequests": 4}
+SMALL = {"router": {"silenceSeconds": 10}, "prefill": TINY, "decode": TINY}
+ROLES = ["decode", "prefill", "router"]
+
+
+@contextlib.contextmanager
+def segue(
+    *flags: str, config: RoleConfigs | None = None, environment: dict[str, str] | None = None
+) -> Iterator[Running]:
+    running = segue_up(*flags, config=config, environment=environment)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def roles(running: Running) -> list[str]:
+    """The role of each child, from its command line."""
+    found = (re.search(r" -m (router|prefill|decode) ", line) for line in running.children().values())
+    return sorted(match.group(1) for match in found if match)
+
+
+def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
+    """The one sentence of a start that must fail, within 15 s."""
+    began_at = monotonic()
+    with segue(*flags, environment=environment) as running:
+        assert running.process.wait(15) != 0
+    assert monotonic() - began_at < 15
+    assert not [line for line in running.lines if "Traceback" in line], running.lines
+    assert len(running.lines[-1]) > 10
+    return running.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--modell", "x"), ("unknown flag --modell", "did you mean --model?")),
+        (("--prefill", "0"), ("--prefill should be greater than or equal to 1",)),
+        (("--device", "tpu"), ("--device", "'cuda-on-cpu'", "'tpu'")),
+        (("--model", "/nowhere"), ("there is no model /nowhere",)),
+        (("--config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    sentence = refused("--router-port", "0", *flags)
+    assert sentence.startswith("segue up: ")
+    assert all(word in sentence for word in words), sentence
+
+
+def test_a_wrong_setting_of_a_role_is_said_before_any_process_starts() -> None:
+    with segue("--router-port", "0", config={"decode": {"kvPagse": 3}}) as running:
+        assert running.process.wait(15) == 1
+    assert len(running.lines) == 1
+    assert "unknown setting 'kvPagse' in decode.config of" in running.lines[0]
+    assert "did you mean kvPages?" in running.lines[0]
+
+
+def test_a_hub_without_a_network_is_said_in_one_sentence(tmp_path: Path) -> None:
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    sentence = refused("--router-port", "0", "--model", "org/name", environment=nowhere)
+    assert "the Hub cannot be reached for org/name" in sentence
+
+
+def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
+    sentence = refused("--router-port", "0", "--model", str(tmp_path))
+    assert "MambaForCausalLM" in sentence
+    assert "LlamaForCausalLM" in sentence
+
+
+def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
+    huge = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 10**6,
+        "hidden_size": 10**6,
+        "intermediate_size": 10**6,
+    }
+    huge |= {
+        "num_attention_heads": 8,
+        "num_hidden_layers": 8,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    sentence = refused("--router-port", "0", "--model", str(tmp_path))
+    assert re.search(r"too little memory: [\d.]+ GiB .* at least [\d.]+ GiB each", sentence), sentence
+
+
+def test_a_longer_context_than_the_models_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
+    sentence = refused("--router-port", "0", "--max-model-len", "1000000")
+    assert sentence == "segue up: context_len must be between 1 and the model's 8192, got 1000000"
+    file = tmp_path / "values.yaml"
+    file.write_text("decode: {config: {contextLen: 8193}}")
+    assert "the model's 8192, got 8193" in refused("--router-port", "0", "--config", str(file))
+
+
+def test_a_port_in_use_is_said_in_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"port {port} is not free" in refused("--router-port", str(port))
+        sentence = refused("--router-port", "0", "--admin-port", str(port))
+        assert f"port {port} is not free on 127.0.0.1; choose another --admin-port" in sentence
+
+
+def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # accepts, and never answers
+        silent = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        with segue("--router-port", "0", "--model", "org/name", environment=silent) as running:
+            hub.settimeout(15)
+            connection, _ = hub.accept()
+            with connection:
+                running.process.send_signal(signal.SIGINT)
+                assert running.process.wait(soon(5)) == 130
+    assert running.lines[-1] == "segue up: interrupted"
+    assert "Traceback" not in "".join(running.lines)
+
+
+def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_path: Path) -> None:
+    assert shutil.which("curl"), "the ready line is for curl"
+    with (
+        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as one,
+        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as other,
+    ):
+        commands = [running.line(lambda line: line.startswith("ready in "), 120) for running in (one, other)]
+        assert roles(one) == roles(other) == ROLES
+        for line in commands:
+            command = line.partition("try: ")[2].replace('"max_tokens": 64', '"max_tokens": 4')
+            answer = subprocess.run(
+                ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True
+            )
+            assert answer.stdout.rstrip().endswith("data: [DONE]")
+            assert '"content"' in answer.stdout
+        keys = [keys_in_memory(running) for running in (one, other)]
+        assert [len(each) for each in keys] == [2, 2], "one file for routers, one for workers"
+        assert not keys[0] & keys[1]
+        pids = [*one.children(), one.process.pid]
+        one.process.send_signal(signal.SIGINT)
+        assert ended_within(pids, soon(GRACE_SECONDS))
+        left = list(other.children())
+        other.process.kill()
+        assert ended_within(left, soon(5))
+    assert not list(tmp_path.glob("*segue*")), "neither a signal nor kill -9 may leave anything behind"
+    said = "".join(one.lines + other.lines)
+    assert "Traceback" not in said
+    assert "work left" not in said
+    assert "killed" not in said
+
+
+def reaches(host: str, port: int) -> bool:
+    with contextlib.closing(socket.socket()) as client:
+        return client.connect_ex((host, port)) == 0
+
+
+def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() -> None:
+    with segue("--port", "0", "--host", "0.0.0.0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("the API is open to the network, without"), 30)
+        admin = running.line(lambda line: line.startswith("router: ready"), 120)
+        ready = running.line(lambda line: line.startswith("ready in "), 10)
+        ports = [
+            int(match.group(1)) for line in (ready, admin) if (match := re.search(r"127.0.0.1:(\d+)", line))
+        ]
+        assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
+        assert reaches("127.0.0.1", ports[1])
+
+
+def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> None:
+    assert shutil.which("curl"), "the ready line is for curl"
+    key = "sk-of-a-test"
+    variables = {"SEGUE_API_KEY": key, "SEGUE_ROUTER_PROT": "9"}
+    with segue("--port", "0", config=SMALL, environment=variables) as running:
+        command = running.line(lambda line: line.startswith("ready in "), 120).partition("try: ")[2]
+        for given, expected in ((key, "data: [DONE]"), ("sk-other", "invalid_api_key")):
+            answer = subprocess.run(
+                ["bash", "-c", command.replace('"max_tokens": 64', '"max_tokens": 4')],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+                env={**os.environ, "SEGUE_API_KEY": given},
+            )
+            assert answer.stdout.rstrip().endswith(expected) or expected in answer.stdout
+        assert not [line for line in running.children().values() if key in line]
+    assert key not in "".join(running.lines)
+    assert [line for line in running.lines if "PROT" in line] == [
+        "SEGUE_ROUTER_PROT is no setting; did you mean SEGUE_ROUTER_PORT?"
+    ]
+
+
+def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:
+    """As a terminal does it: every process of the group gets the signal."""
+    with segue("--router-port", "0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("ready in "), 120)
+        before = len(running.lines)
+        for pid in [*running.children(), running.process.pid]:
+            os.kill(pid, signal.SIGINT)
+        assert running.process.wait(soon(5)) == 0
+    assert not [line for line in running.lines[before:] if "role_" in line], running.lines
+
+
+def keys_in_memory(running: Running) -> set[bytes]:
+    """The link keys that the processes inherited and closed; their command lines say only where they were."""
+    found = set()
+    for pid, line in running.children().items():
+        match = re.search(r" --link-keys-file /dev/fd/(\d+) ", line)
+        assert match
+        held = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not any("segue-link-keys" in each for each in held), "no process keeps the file after reading"
+        found.add(Path(f"/proc/{running.process.pid}/fd/{match.group(1)}").read_bytes())
+    return found
+
+
+@pytest.mark.parametrize("stage", ["starting", "loading weights|checking the transfer|ready"])
+def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
+    with segue("--router-port", "0", config=SMALL) as running:
+        running.line(lambda line: re.match(f"decode-0: ({stage})", line) is not None, 60)
+        pids = [*running.children(), running.process.pid]
+        running.process.send_signal(signal.SIGINT)
+        assert ended_within(pids, soon(GRACE_SECONDS))
+    assert "killed" not in "".join(running.lines)
+    assert "Traceback" not in "".join(running.lines)
+
+
+def test_a_killed_process_comes_back_under_its_address() -> None:
+    with segue("--router-port", "0", config=SMALL) as running:
+        ready = running.line(lambda line: line.startswith("ready in "), 120)
+        assert int(ready.split()[2]) < 60  # with other tests around it; alone it is under 20
+        for role in ROLES:
+            kill_and_await(running, role)
+
+
+def kill_and_await(running: Running, role: str) -> None:
+    """`kill -9` the process of this role; another one takes its place with the same command line."""
+    before = running.children()
+    victim = next(pid for pid, line in before.items() if f" -m {role} " in line)
+    os.kill(victim, signal.SIGKILL)
+    running.line(lambda line: line.startswith(role) and "killed by signal 9" in line, 10)
+    running.line(lambda line: line.startswith(role) and ": ready" in line, 120)
+    after = running.children()
+    again = next(pid for pid, line in after.items() if f" -m {role} " in line)
+    assert again != victim
+    assert after[again] == before[victim]
+    assert roles(running) == ROLES

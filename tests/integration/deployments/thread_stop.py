@@ -1,0 +1,80 @@
+"""Stops one thread of another process, as a hang in a kernel or in a driver would, and lets it go on (ptrace).
+
+The process's other threads run. Only the thread that stopped it may let it go on, and Linux lets a process do this to
+its descendants alone, or as root.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.integration.deployments.deployment import RunningProcess
+from tests.waiting import until
+
+SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # requests of ptrace(2)
+ALL_KINDS_OF_CHILDREN = 0x40000000  # __WALL of waitpid(2): threads, too
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+@contextmanager
+def stopped(thread: int) -> Iterator[None]:
+    """The thread of this number does nothing within. Raises OSError where the system does not allow it."""
+    _ptrace(SEIZE, thread)
+    try:
+        _ptrace(INTERRUPT, thread)
+        os.waitpid(thread, ALL_KINDS_OF_CHILDREN)
+        yield
+    finally:
+        _ptrace(DETACH, thread)
+
+
+def busiest_thread(pid: int) -> int:
+    """The thread that has used the CPU most."""
+    threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    return max(threads, key=lambda thread: _cpu_ticks(pid, thread))
+
+
+def _ptrace(request: int, thread: int) -> None:
+    if _libc.ptrace(request, thread, None, None) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _cpu_ticks(pid: int, thread: int) -> int:
+    fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def stop_computing(worker: RunningProcess, hang: ExitStack) -> None:
+    """Stop its computing thread; not where that holds the interpreter's lock, for then nothing in it would live on."""
+
+    def stop() -> bool:
+        with ExitStack() as attempt:
+            attempt.enter_context(stopped(busiest_thread(worker.pid)))
+            if lives(worker):
+                hang.push(attempt.pop_all())
+                return True
+        return False
+
+    try:
+        until(stop, 20, "a stop of the computing thread alone")
+    except PermissionError:
+        pytest.skip("this system does not let a test stop a thread")
+
+
+def lives(worker: RunningProcess) -> bool:
+    """Whether its other threads run."""
+    try:
+        return httpx2.get(f"http://127.0.0.1:{worker.admin_port}/livez", timeout=0.5).is_success
+    except httpx2.TransportError:
+        return False

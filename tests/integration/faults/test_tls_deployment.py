@@ -1,0 +1,90 @@
+"""The engine with the TLS transport: answers, kills and migrations as over NIXL, and metrics that name it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.observing import continuations, linked_workers
+from tests.integration.deployments.streams import StreamedAnswer, crowd
+from tests.integration.faults.test_draining import FITTING, PROMPTS, drain_a_decode_worker, what_happened
+from tests.integration.faults.test_faults import (
+    PROMPT,
+    SAMPLED,
+    disturb,
+    kill,
+)
+from tests.integration.transfer.test_kv_strangers import listening_ports
+from tests.waiting import until
+
+OVER_TLS = {"kvPages": 400, "kvTransport": "tls"}
+
+
+@pytest.fixture(scope="module")
+def two_over_tls() -> Iterator[LocalDeployment]:
+    """Two prefill and two decode workers."""
+    config = {"prefill": OVER_TLS, "decode": OVER_TLS}
+    with deployment("--prefill", "2", "--decode", "2", config=config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def over_nixl() -> list[StreamedAnswer]:
+    """What a deployment as shipped answers."""
+    with deployment(config={"prefill": {"kvPages": 400}, "decode": {"kvPages": 400}}) as running:
+        return crowd(running.url, PROMPTS, 8, **FITTING)
+
+
+def test_answers_are_those_of_nixl_and_come_over_tls(
+    two_over_tls: LocalDeployment, over_nixl: list[StreamedAnswer]
+) -> None:
+    assert crowd(two_over_tls.url, PROMPTS, 8, **FITTING) == over_nixl
+    assert two_over_tls.total("decode", "segue_kv_fetched_bytes_total") > 0
+    assert continuations(two_over_tls) == 0, "nothing was computed anew in place of a fetch"
+
+
+def test_metrics_name_the_transport(two_over_tls: LocalDeployment) -> None:
+    long_prompt = [
+        "Once upon a time there was " * 60
+    ]  # at least 1 MiB of pages: such a fetch measures its link
+    crowd(two_over_tls.url, long_prompt * 4, 4, max_tokens=2)
+    named = [
+        name
+        for worker in two_over_tls.processes("decode")
+        for name in two_over_tls.metrics(worker)
+        if name.startswith("segue_kv_link_bytes_per_second")
+    ]
+    assert named
+    assert all("transport=tls" in name for name in named)
+
+
+def test_workers_have_three_ports_and_none_is_of_ucx(two_over_tls: LocalDeployment) -> None:
+    """Probes, links, pages over TLS."""
+    for worker in (*two_over_tls.processes("prefill"), *two_over_tls.processes("decode")):
+        assert len(listening_ports(worker.pid)) == 3
+
+
+def test_a_killed_decode_worker_only_pauses_the_stream(two_over_tls: LocalDeployment) -> None:
+    undisturbed = crowd(two_over_tls.url, [PROMPT], 1, **SAMPLED)[0].text
+    before = continuations(two_over_tls)
+    answer = asyncio.run(disturb(two_over_tls, pieces=20, with_worker=kill))
+    assert answer == StreamedAnswer(undisturbed, "length", SAMPLED["max_tokens"])
+    assert continuations(two_over_tls) == before + 1
+    until(lambda: linked_workers(two_over_tls) == 4, 60, "all workers' readiness")
+
+
+def test_streams_migrate_from_a_draining_worker_by_reads_over_tls(
+    two_over_tls: LocalDeployment, over_nixl: list[StreamedAnswer]
+) -> None:
+    until(lambda: linked_workers(two_over_tls) == 4, 60, "all workers' readiness")
+    tried_again = continuations(two_over_tls)
+    migrated = two_over_tls.total("router", "segue_migrations_total{outcome=migrated}")
+    answers, held, _ = asyncio.run(drain_a_decode_worker(two_over_tls))
+    assert answers == over_nixl
+    assert held > 0
+    assert two_over_tls.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
+    assert continuations(two_over_tls) == tried_again, what_happened(two_over_tls)
+    until(lambda: not two_over_tls.held(), 10, "everything given back")

@@ -1,0 +1,164 @@
+"""The contract of fetching, on NIXL between real processes: over CMA (what one machine uses) and over TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from shared.transfer.kv_links import MEASURED_BYTES_MIN
+from shared.transfer.protocol import FetchLanded, KvLink
+from shared.transfer.self_fetch import self_fetch
+from shared.transfer.transfer import Transfer
+from shared.transfer.transports import open_offer
+from tests.fetcher_contract import (
+    KV_FORMAT,
+    LEASES,
+    LIMITS,
+    PAGE_BYTES,
+    AnsweredReadsContract,
+    Clock,
+    FetcherContract,
+    FetchWorld,
+    HolderUnderTest,
+    PageBuffer,
+)
+from tests.integration.transfer.holder_processes import HolderPool, epochs, network, worker_keys
+from tests.tensor_pages import TensorPages
+
+
+@pytest.fixture(scope="module")
+def local_holders() -> Iterator[HolderPool]:
+    pool = HolderPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def tcp_holders() -> Iterator[HolderPool]:
+    pool = HolderPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module")
+def tensor_holders() -> Iterator[HolderPool]:
+    pool = HolderPool(memory="cpu")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def tensor_world(tensor_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    yield from make_world(tensor_holders, TensorPages("cpu"))
+
+
+@pytest.fixture
+def local_world(local_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+    monkeypatch.delenv("UCX_TLS", raising=False)
+    yield from make_world(local_holders)
+
+
+@pytest.fixture
+def tcp_world(tcp_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    yield from make_world(tcp_holders)
+
+
+def make_world(pool: HolderPool, pages: PageBuffer | None = None) -> Iterator[FetchWorld]:
+    clock, buffer = Clock(), pages or PageBuffer()
+    offer = open_offer(network(), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
+    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
+    with pool.check_out() as make_holder:
+        yield FetchWorld(reader, buffer, clock, make_holder)
+        reader.close()
+
+
+class TestOnOneMachine(FetcherContract):
+    """What `segue up` uses: the kernel copies from process to process, a frozen holder answers too."""
+
+    @pytest.fixture
+    def world(self, local_world: FetchWorld) -> FetchWorld:
+        return local_world
+
+
+class TestBetweenTensors(FetcherContract):
+    """What the CUDA engine uses, with its pages on a CPU: this process looks at them through torch alone."""
+
+    @pytest.fixture
+    def world(self, tensor_world: FetchWorld) -> FetchWorld:
+        return tensor_world
+
+
+class TestOverTcp(FetcherContract, AnsweredReadsContract):
+    """What pods without RDMA use."""
+
+    @pytest.fixture
+    def world(self, tcp_world: FetchWorld) -> FetchWorld:
+        return tcp_world
+
+
+@pytest.mark.parametrize(("fixture", "transport"), [("local_world", "cma/memory"), ("tcp_world", "tcp/lo")])
+def test_the_transport_is_the_one_that_ucx_chose(
+    fixture: str, transport: str, request: pytest.FixtureRequest
+) -> None:
+    world: FetchWorld = request.getfixturevalue(fixture)
+    source = world.make_holder()
+    source.write(3, 77)
+    assert link_after_fetch(world, source).transport == transport
+
+
+@pytest.mark.parametrize("fixture", ["local_world", "tcp_world"])
+def test_a_fetch_of_a_mebibyte_measures_its_link(fixture: str, request: pytest.FixtureRequest) -> None:
+    world: FetchWorld = request.getfixturevalue(fixture)
+    source = world.make_holder()
+    source.write(3, 77)
+    pages = MEASURED_BYTES_MIN // PAGE_BYTES
+    assert link_after_fetch(world, source, pages - 1).bytes_per_second == 0
+    assert link_after_fetch(world, source, pages).bytes_per_second > 0
+
+
+def link_after_fetch(world: FetchWorld, source: HolderUnderTest, pages: int = 1) -> KvLink:
+    """Fetch the first pages; what is known of the link then."""
+    world.reader.start(1, world.baton(source, tuple(range(pages))), 0, range(pages))
+    landed = world.next_event()
+    assert isinstance(landed, FetchLanded)
+    assert landed.link is not None
+    return landed.link
+
+
+def test_a_second_holder_over_the_same_network_has_its_transport(tcp_world: FetchWorld) -> None:
+    links = [link_after_fetch(tcp_world, source) for source in make_two(tcp_world)]
+    assert [link.transport for link in links] == ["tcp/lo", "tcp/lo"]
+
+
+def test_a_holder_frozen_at_first_contact_holds_up_no_other_fetch(tcp_world: FetchWorld) -> None:
+    (source, other) = make_two(tcp_world)
+    source.freeze()
+    tcp_world.reader.start(1, tcp_world.baton(source, (5,)), 0, [0])
+    tcp_world.reader.start(2, tcp_world.baton(other, (5,)), 0, [1])
+    landed = tcp_world.next_event()
+    assert isinstance(landed, FetchLanded)
+    assert landed.fetch_id == 2
+    source.thaw()
+    landed = tcp_world.next_event()
+    assert isinstance(landed, FetchLanded)
+    assert landed.fetch_id == 1
+    assert tcp_world.reader.outstanding == 0
+
+
+def make_two(world: FetchWorld) -> tuple[HolderUnderTest, HolderUnderTest]:
+    first, second = world.make_holder(), world.make_holder()
+    for source in (first, second):
+        source.write(3, 77)
+    return first, second
+
+
+@pytest.mark.parametrize("fixture", ["local_world", "tcp_world"])
+def test_the_self_fetch_takes_the_whole_way(fixture: str, request: pytest.FixtureRequest) -> None:
+    world: FetchWorld = request.getfixturevalue(fixture)
+    assert isinstance(world.reader, Transfer)
+    world.clock.now = 0
+    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
+    assert world.reader.outstanding == 0

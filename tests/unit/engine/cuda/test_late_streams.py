@@ -1,0 +1,60 @@
+"""Whatever the device does late, each request gets the tokens it got alone; and a mistake would be seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.engine.cuda.late_bench import LateBench
+from tests.unit.engine.cuda.late_mistakes import MISTAKES, seeds_until_caught
+from tests.unit.engine.late_requests import LateModel
+from tests.unit.engine.tiny_models import FAMILIES
+
+SEEDS = 200
+SEEDS_PER_FAMILY = 8
+SEEDS_PER_MISTAKE = 40
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LateModel:
+    return LateModel(tmp_path_factory.mktemp("model"))
+
+
+def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        bench = LateBench(model, seed)
+        bench.run()
+        seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
+        seen.update(told=bench.told, scored=bench.scored, opened=bench.opened, sat_out=bench.sat_out)
+        seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
+    rare = {
+        what: seen[what]
+        for what in (
+            "moves",
+            "retractions",
+            "prefixes",
+            "told",
+            "scored",
+            "opened",
+            "sat_out",
+            *map("graph of {}".format, (1, 2, 4, 5)),
+        )
+    }
+    assert min(rare.values()) > SEEDS / 5, rare
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_gets_them(family: str, tmp_path: Path) -> None:
+    model = LateModel(tmp_path, family)
+    for seed in range(SEEDS_PER_FAMILY):
+        LateBench(model, seed).run()
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_seen(model: LateModel, mistake: str) -> None:
+    assert (
+        seeds_until_caught(mistake, lambda seed: LateBench(model, seed).run(), SEEDS_PER_MISTAKE) is not None
+    )

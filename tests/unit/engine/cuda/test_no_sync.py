@@ -1,0 +1,101 @@
+"""A forward pass never waits for its device: shown on the meta device, which has shapes and no values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
+from tests.doubles.no_sync import HostSyncError, no_sync
+from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
+
+VALUES = torch.arange(6.0)
+WAITS: dict[str, Callable[[], object]] = {
+    "item": lambda: VALUES.sum().item(),
+    "bool": lambda: bool((VALUES > 2).any()),
+    "int": lambda: int(VALUES[3]),
+    "tolist": VALUES.tolist,
+    "cpu": VALUES.cpu,
+    "numpy": VALUES.numpy,
+    "nonzero": VALUES.nonzero,
+    "where with one argument": lambda: torch.where(VALUES > 2),
+    "unique": VALUES.unique,
+    "equal": lambda: torch.equal(VALUES, VALUES + 1),
+    "allclose": lambda: torch.allclose(VALUES, VALUES),
+    "masked_select": lambda: VALUES.masked_select(VALUES > 2),
+    "index by a mask": lambda: VALUES[VALUES > 2],
+    "write by a mask": lambda: VALUES.clone().__setitem__(VALUES > 2, VALUES[:3]),
+    "bincount": lambda: torch.bincount(VALUES.long()),
+    "repeat_interleave": lambda: torch.repeat_interleave(VALUES, VALUES.long()),
+    "tensor of host values": lambda: torch.tensor([1, 2]),
+}
+DOES_NOT_WAIT: dict[str, Callable[[], object]] = {
+    "index by integers": lambda: VALUES[VALUES.long()],
+    "where": lambda: torch.where(VALUES > 2, VALUES, 0.0),
+    "masked_fill": lambda: VALUES.masked_fill(VALUES > 2, 0.0),
+    "repeat_interleave of known size": lambda: torch.repeat_interleave(VALUES, VALUES.long(), output_size=15),
+    "shapes": lambda: VALUES.view(len(VALUES) // 2, 2).sort(dim=-1),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_what_waits_for_a_device_is_found(wait: Callable[[], object], inference: bool) -> None:
+    """In inference mode operators come whole that else come in parts."""
+    with torch.inference_mode(inference), no_sync(), pytest.raises(HostSyncError):
+        wait()
+    wait()
+
+
+@pytest.mark.parametrize("work", DOES_NOT_WAIT.values(), ids=DOES_NOT_WAIT)
+def test_what_does_not_wait_is_let_through(work: Callable[[], object]) -> None:
+    with no_sync():
+        work()
+
+
+class NoAttention:
+    """`PlannedAttention` that keeps what it is given: shapes and types by layer."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[torch.Size, torch.Size, torch.dtype]] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `PlannedAttention`."""
+        assert layer == len(self.given)
+        assert k.shape == v.shape
+        assert q.dtype == k.dtype == v.dtype
+        self.given.append((q.shape, k.shape, q.dtype))
+        return torch.empty_like(q)
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+@pytest.mark.parametrize("sampled", [None, 0, 3])
+@pytest.mark.parametrize("name", ["Qwen3-14B", "Llama-3.1-8B", "Qwen2.5-7B", "SmolLM2-135M"])
+def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: torch.dtype) -> None:
+    config = parse_model_config(PUBLISHED[name].config)
+    model = DecoderModel(config, MetaWeights(), TorchOps(), context_len=4096, dtype=torch.bfloat16)
+    tokens, attention = 7, NoAttention()
+
+    def ints(count: int) -> Tensor:
+        return torch.empty(count, dtype=integers, device="meta")
+
+    with no_sync(), torch.inference_mode():
+        rows = None if sampled is None else ints(sampled)
+        logits = model.run(ints(tokens), ints(tokens), attention, rows)
+    assert logits.shape == (tokens if sampled is None else sampled, config.vocab_size)
+    assert (logits.dtype, logits.device.type) == (torch.float32, "meta")
+    q, k = (torch.Size((tokens, heads, config.head_dim)) for heads in (config.heads, config.kv_heads))
+    assert attention.given == [(q, k, torch.bfloat16)] * config.layers
+
+
+def test_filters_never_wait() -> None:
+    ops, logits = TorchOps(), torch.empty(3, 500, device="meta")
+    with no_sync():
+        top_k = ops.top_k_floor(logits, torch.empty(3, dtype=torch.int32, device="meta"))
+        top_p = ops.top_p_floor(logits, torch.empty(3, device="meta"))
+    assert top_k.shape == top_p.shape == (3,)
