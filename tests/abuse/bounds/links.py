@@ -8,14 +8,14 @@ from __future__ import annotations
 from tests.abuse.bounds.bound import Bound
 
 UNIT, INTEGRATION = "tests/unit", "tests/integration"
-LINK_BOUNDS_TEST = f"{INTEGRATION}/test_link_bounds.py"
+LINK_BOUNDS_TEST = f"{INTEGRATION}/links/test_link_bounds.py"
 BEYOND = f"{LINK_BOUNDS_TEST}::test_a_command_beyond_a_bound_ends_its_session_alone_and_is_never_built"
 UNREAD = f"{LINK_BOUNDS_TEST}::test_what_a_worker_that_computes_may_leave_unread_is_bounded"
 SETTINGS = "shared.links.session.LinkSettings"
 PARTS = f"{UNIT}/links/test_parts.py"
 TLS, ENDS = f"{UNIT}/transfer/test_tls.py", f"{UNIT}/transfer/test_tls_ends.py"
 READER, THIEVES = f"{UNIT}/transfer/test_tls_reader.py", f"{UNIT}/transfer/test_tls_thieves.py"
-KV_STRANGERS = f"{INTEGRATION}/test_kv_strangers.py"
+KV_STRANGERS = f"{INTEGRATION}/transfer/test_kv_strangers.py"
 ALL_READERS = (
     f"{KV_STRANGERS}::test_as_many_readers_as_may_come_with_the_longest_requests_cost_bounded_memory"
 )
@@ -235,7 +235,7 @@ LINK_BOUNDS = (
         "unsent_messages_max",
         "the session ends",
         "4,096 parts a peer and direction in ZMQ: 252 MiB if all are full",
-        f"{INTEGRATION}/test_links.py"
+        f"{INTEGRATION}/links/test_links.py"
         "::test_a_router_that_reads_too_slowly_loses_its_session_and_the_worker_never_blocks",
         place=SETTINGS,
     ),
@@ -250,7 +250,7 @@ LINK_BOUNDS = (
         "SOCKETS_MAX",
         "that dial fails, and is tried again",
         "21,845 workers of one router",
-        f"{INTEGRATION}/test_links.py"
+        f"{INTEGRATION}/links/test_links.py"
         "::test_workers_that_cannot_be_dialed_when_sockets_are_used_up_cost_no_other_its_link",
         place="shared.links.sockets",
     ),
