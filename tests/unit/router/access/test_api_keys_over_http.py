@@ -140,8 +140,8 @@ def test_load_balancers_need_no_key(keyed: RunningRouter) -> None:
 
 def test_openais_client_is_served_with_its_key_and_told_why_not_without(keyed: RunningRouter) -> None:
     def chat(key: str) -> object:
-        with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0) as client:
-            return client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+        client = keyed.openai.with_options(api_key=key)
+        return client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
 
     assert chat(SHOP)
     with pytest.raises(openai.AuthenticationError, match="is not valid here"):
@@ -235,10 +235,10 @@ def test_tokens_are_paid_as_they_come_and_a_prompt_that_was_not_served_is_given_
         assert refused.headers["x-ratelimit-remaining-tokens"] == "10"
     with RunningRouter(model_folder, api_keys_file=str(keys_file.path)) as on:
         on.workers.script = Script(endless=True)
-        with openai.OpenAI(base_url=f"{on.url}/v1", api_key=SHOP, max_retries=0) as client:
-            assert client.completions.create(model=MODEL, prompt="abc", max_tokens=20).usage
-            with pytest.raises(openai.RateLimitError, match="its 10 tokens a minute"):
-                client.completions.create(model=MODEL, prompt="abc")
+        client = on.openai.with_options(api_key=SHOP)
+        assert client.completions.create(model=MODEL, prompt="abc", max_tokens=20).usage
+        with pytest.raises(openai.RateLimitError, match="its 10 tokens a minute"):
+            client.completions.create(model=MODEL, prompt="abc")
 
 
 def test_a_key_runs_as_many_requests_as_it_may_and_a_client_that_hangs_up_leaves_room(
@@ -278,14 +278,12 @@ def test_usage_counters_are_the_sums_of_what_200_answers_say(keyed: RunningRoute
         name, key = rng.choice([("shop", SHOP), ("batch", BATCH)])
         prompts = ["x" * rng.randint(1, 40) for _ in range(rng.randint(1, 3))]
         body = {"model": MODEL, "prompt": prompts, "max_tokens": rng.randint(1, 8)}
-        with openai.OpenAI(base_url=f"{keyed.url}/v1", api_key=key, max_retries=0) as client:
-            if number % 2:
-                usage = client.completions.create(**body).usage  # type: ignore[call-overload]
-            else:
-                stream = client.completions.create(
-                    **body, stream=True, stream_options={"include_usage": True}
-                )  # type: ignore[call-overload]
-                usage = [chunk.usage for chunk in stream][-1]
+        client = keyed.openai.with_options(api_key=key)
+        if number % 2:
+            usage = client.completions.create(**body).usage  # type: ignore[call-overload]
+        else:
+            stream = client.completions.create(**body, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+            usage = [chunk.usage for chunk in stream][-1]
         with lock:
             said[f"{{key={name},kind=prompt}}"] += usage.prompt_tokens
             said[f"{{key={name},kind=completion}}"] += usage.completion_tokens
@@ -341,10 +339,9 @@ def test_a_logged_request_is_one_line_with_its_tokens_and_no_key(
 
 def test_thousands_of_wrong_keys_leave_nothing_behind(keyed: RunningRouter) -> None:
     assert keyed.keyed is not None
-    with httpx2.Client(base_url=keyed.url) as client:
-        for number in range(3000):
-            answer = client.get("/v1/models", headers={"authorization": f"Bearer sk-segue-{number:040}"})
-            assert answer.status_code == 401
+    for number in range(3000):
+        answer = keyed.http.get("/v1/models", headers={"authorization": f"Bearer sk-segue-{number:040}"})
+        assert answer.status_code == 401
     assert len(keyed.keyed.quotas) == len(keyed.keyed.accounts) == 0
     assert counted(keyed, "segue_key_refusals_total") == {"{cause=unknown}": 3000, "{cause=missing}": 0}
     assert set(keyed.keyed.counters.requests) == set()

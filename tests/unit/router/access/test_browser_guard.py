@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 
 from router.access.browser_guard import RATE_HEADERS
@@ -70,8 +69,7 @@ def test_json_is_served_however_it_is_written(client: httpx2.Client, content_typ
 def test_programs_are_served_without_any_setting(client: httpx2.Client, router: RunningRouter) -> None:
     assert "content-type" not in client.build_request("POST", "/", content=BODY).headers
     assert ask(client).status_code == 200
-    with openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0) as program:
-        assert program.completions.create(model=MODEL, prompt="fox").choices
+    assert router.openai.completions.create(model=MODEL, prompt="fox").choices
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.effects import NewTokens, RequestAborted, RequestCompleted, RequestEnded, Usage
+from router.core.effects import NewTokens, RequestCompleted, RequestEnded, Usage
 from shared.batch.effects import Send
 from shared.wire.messages import Cancel, Decode, Prefill, Release, Renew
 from tests.unit.router.deployment import ScriptedDeployment, decoding, request
@@ -66,33 +66,6 @@ def test_the_lease_is_renewed_while_ready_and_until_the_pages_have_arrived() -> 
     world.joined("d0", "r")
     world.wait(5.0)
     assert len(world.sent(Renew)) == 4
-
-
-def test_a_client_that_goes_leaves_nothing_behind_in_any_state() -> None:
-    stages = ["waiting", "prefilling", "ready", "decoding"]
-    world = ScriptedDeployment(0, 1)
-    world.submit(request("waiting"))
-    world.cancel("waiting")
-    world.up("prefill", "p0")
-    world.submit(request("prefilling"))
-    world.cancel("prefilling")
-    world.submit(request("decoding"))
-    world.prefilled("p0", "decoding", 10)
-    world.cancel("decoding")
-    world.loaded("d0", slots_free=0)
-    world.submit(request("ready"))
-    world.prefilled("p0", "ready", 10)
-    world.cancel("ready")
-    world.cancel("nobody")
-    assert [world.outcome(rid) for rid in stages] == [RequestAborted()] * 4
-    assert sorted((peer, message.rid) for peer, message in world.sent(Cancel)) == [
-        ("d0", "decoding"),
-        ("p0", "decoding"),
-        ("p0", "prefilling"),
-        ("p0", "ready"),
-    ]
-    world.assert_nothing_left()
-    assert world.core.next_deadline() is None
 
 
 def test_a_stop_string_completes_the_request_and_calls_the_worker_off() -> None:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from router.core.effects import RequestCompleted
+from router.core.effects import RequestCompleted, Usage
 from shared.batch.effects import Send
 from shared.wire.messages import (
     Cancel,
@@ -205,6 +205,14 @@ class AnyOrder(RuleBasedStateMachine):
         leased = {(peer, rid) for peer, worker in fleet.items() for rid in worker.leases}
         assert leased == {(peer, rid) for peer, rid, _ in self.leases}
 
+    def a_late_request_is_served(self) -> None:
+        """A router that places nothing would keep all else that is asserted here."""
+        for peer in list(self.world.core.fleet.workers):
+            self.world.loaded(peer, slots_free=SMALL.slots, free_pages=SMALL.pages)
+        self.submit([3], 0)
+        self.all_workers_work(2 * LENGTH)
+        assert self.world.outcome(self.submitted[-1]) == RequestCompleted("length", Usage(3, LENGTH, 0))
+
     def teardown(self) -> None:
         self.world.wait(1000.0)
         self.react()
@@ -217,6 +225,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.assert_nothing_left()
         assert not self.jobs
         assert not self.leases
+        self.a_late_request_is_served()
         assert self.world.core.next_deadline() is None or not self.submitted
 
 

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from shared.wire.messages import Limits
+from tests.unit.router.raw_http import connect, post
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
 from tests.waiting import comes_true, soon
@@ -27,14 +28,8 @@ STREAM = BODY | {"stream": True}
 
 def raw_post(router: RunningRouter, body: dict[str, object], *, receive_bytes: int = 0) -> socket.socket:
     """A connection on which a completion was asked for and nothing was read."""
-    host, port = router.url.removeprefix("http://").split(":")
-    connection = socket.socket()
-    if receive_bytes:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    connection.connect((host, int(port)))
-    content = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
-    connection.sendall(head.encode() + content)
+    connection = connect(router, receive_bytes=receive_bytes)
+    connection.sendall(post("/v1/completions", json.dumps(body).encode()))
     return connection
 
 
@@ -108,13 +103,11 @@ def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Pat
 def test_openais_client_raises_for_an_error_event(model_folder: Path) -> None:
     with RunningRouter(model_folder, worker_return_seconds=0.2) as router:
         router.workers.script = Script(stalled=True)
-        client = openai.OpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0)
-        stream = client.completions.create(model=MODEL, prompt="fox", stream=True)
+        stream = router.openai.completions.create(model=MODEL, prompt="fox", stream=True)
         next(iter(stream))
         router.call(router.workers.lose_decode)
         with pytest.raises(openai.APIError):
             list(stream)
-        client.close()
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "streamed"])
@@ -147,7 +140,7 @@ def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
 
 def test_more_than_the_queue_holds_gets_429_and_no_request_hangs(model_folder: Path) -> None:
     with RunningRouter(
-        model_folder, max_queued_requests=10, ready_max=1, waiting_seconds_max=0.5, request_seconds_max=1.0
+        model_folder, max_queued_requests=10, ready_max=1, waiting_seconds_max=0.2, request_seconds_max=1.0
     ) as router:
         router.workers.script = Script(silent=True)
         limits = httpx2.Limits(max_connections=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
+from functools import cache
 from typing import Any
 
 import openai
@@ -74,10 +75,15 @@ def events(router: RunningRouter, **fields: Any) -> list[dict[str, Any]]:
     return found
 
 
-def checked(kind: Any, value: dict[str, Any]) -> None:
+@cache
+def adapter(kind: Any) -> TypeAdapter[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydantic's, of annotations in the package
-        TypeAdapter(kind).validate_python(value)
+        return TypeAdapter(kind)
+
+
+def checked(kind: Any, value: dict[str, Any]) -> None:
+    adapter(kind).validate_python(value)
 
 
 def refusal(router: RunningRouter, **fields: Any) -> dict[str, Any]:
