@@ -35,7 +35,9 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Routers]:
                 folder, chat_template=model.chat_template, context_len=model.context_len, marks=model.marks
             )
             limits = msgspec.structs.replace(LIMITS, context_len=model.context_len)
-            return running.enter_context(RunningRouter(folder, limits=limits, features=model.features))
+            parser = model.reasoning_parser
+            started = RunningRouter(folder, limits=limits, features=model.features, reasoning_parser=parser)
+            return running.enter_context(started)
 
         yield of
 

@@ -35,6 +35,7 @@ class TinyModel:
     context_len: int = CONTEXT_LEN
     features: tuple[str, ...] = ("logprobs", "prompt_logprobs")
     marks: tuple[str, ...] = ()
+    reasoning_parser: str = "auto"
 
 
 def byte_level(corpus: list[str], marks: Sequence[str] = ()) -> Tokenizer:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import pytest
 
-from router.text.tokenizer import Tokenizer
-from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import END_ID, write_folder
+from tests.unit.router.conftest import Routers
+from tests.unit.router.scripted_workers import MODEL, RunningRouter
+from tests.unit.router.tiny_model import TinyModel
 
 MESSAGES = """\
 {%- for message in messages %}[{{ message.role }}{% if message.reasoning_content %} thought \
@@ -54,53 +53,35 @@ ON: list[dict[str, Any]] = [
 OFF_IN_MESSAGES: list[dict[str, Any]] = [{}, {"thinking": {"type": "disabled"}}]
 
 
+@dataclass
 class Chats:
     """A router for each template."""
 
-    def __init__(self, root: Path):
-        self._root = root
-        self.running: dict[str, tuple[RunningRouter, Tokenizer]] = {}
+    routers: Routers
 
     def ask(
         self, template: str, messages: Any = ({"role": "user", "content": "hi"},), **fields: Any
     ) -> httpx2.Response:
-        router, _ = self._router(template)
-        body = {"model": MODEL, "messages": messages, "max_tokens": 8, **fields}
-        return router.http.post("/v1/chat/completions", json=body)
+        return self.ask_messages(template, "chat/completions", messages=messages, **fields)
 
     def ask_messages(self, template: str, path: str = "messages", **fields: Any) -> httpx2.Response:
-        """The same of /v1/messages, or of a path below it."""
-        router, _ = self._router(template)
+        """The same of /v1/messages, or of another path."""
         message = {"role": "user", "content": "hi"}
         body = {"model": MODEL, "messages": [message], "max_tokens": 8, **fields}
-        return router.http.post(f"/v1/{path}", json=body)
+        return self.router(template).http.post(f"/v1/{path}", json=body)
 
     def prompt(self, template: str) -> str:
         """The last one that a worker got."""
-        router, tokenizer = self._router(template)
-        return tokenizer.decode_all(router.last_prefill.token_ids)
+        return self.router(template).prompt
 
-    def says(self, template: str, text: str) -> None:
-        router, tokenizer = self._router(template)
-        output = (*tokenizer.encode(text, add_special_tokens=False), END_ID)
-        router.workers.script = Script(output=lambda _: output)
-
-    def _router(self, template: str) -> tuple[RunningRouter, Tokenizer]:
-        if template not in self.running:
-            folder = write_folder(self._root / str(len(self.running)), chat_template=TEMPLATES[template])
-            running = RunningRouter(
-                folder, reasoning_parser="none" if template == "none, and no thoughts" else "auto"
-            )
-            self.running[template] = running.__enter__(), Tokenizer(folder, template_seconds_max=5)
-        return self.running[template]
+    def router(self, template: str) -> RunningRouter:
+        parser = "none" if template == "none, and no thoughts" else "auto"
+        return self.routers(TinyModel(TEMPLATES[template], reasoning_parser=parser))
 
 
-@pytest.fixture(scope="module")
-def chats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chats]:
-    made = Chats(tmp_path_factory.mktemp("thinking"))
-    yield made
-    for router, _ in made.running.values():
-        router.__exit__(None, None, None)
+@pytest.fixture
+def chats(routers: Routers) -> Chats:
+    return Chats(routers)
 
 
 @pytest.mark.parametrize("fields", OFF, ids=str)
@@ -197,7 +178,7 @@ def test_of_contradictions_the_first_in_the_documented_order_counts(
 def test_who_sees_thoughts_is_said_in_several_words(
     chats: Chats, fields: dict[str, Any], content: str, thoughts: str | None
 ) -> None:
-    chats.says("none, and thoughts always", "dog</think>fox")
+    chats.router("none, and thoughts always").says("dog</think>fox")
     answer = chats.ask("none, and thoughts always", max_tokens=100, **fields)
     message = answer.json()["choices"][0]["message"]
     assert (message["content"], message.get("reasoning_content")) == (content, thoughts)
