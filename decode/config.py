@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from pydantic import Field
 
 from shared.process.settings import Fraction, PositiveInt, Seconds
@@ -10,6 +13,8 @@ from shared.worker.worker_config import WorkerConfig
 
 class DecodeConfig(WorkerConfig):
     """Segue's decode worker: fetches KV pages and generates."""
+
+    groups: ClassVar[Mapping[str, str]] = {"device and memory": "host_fraction"}
 
     fetch_seconds_max: Seconds = Field(
         default=10.0,

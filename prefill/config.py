@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -14,6 +15,9 @@ from shared.worker.worker_config import WorkerConfig
 class PrefillConfig(WorkerConfig):
     """Segue's prefill worker: computes prompts and leases their KV pages."""
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "scheduling": "chunked_prefill_size max_prefill_tokens short_share max_queued_requests queue_policy",
+    }
     defaults_on_cuda: ClassVar[dict[str, object]] = {
         **WorkerConfig.defaults_on_cuda,
         "chunked_prefill_size": 8192,

@@ -6,9 +6,10 @@ The core and the HTTP side are given this model as it is: nothing else holds a d
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -82,6 +83,18 @@ HostNames = Annotated[Texts, AfterValidator(_check_host_names), _each(_HOST_NAME
 
 class RouterConfig(ProcessConfig):
     """Segue's router: OpenAI's HTTP API in front of prefill and decode workers."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "model served_model_name model_aliases generation_config tool_call_parser reasoning_parser",
+        "network": "port allowed_hosts allowed_origins trusted_proxies",
+        "workers": "discovery workers namespace slice_selector prefill_policy decode_policy",
+        "tenants": "api_keys_file usage_log tenant_weights tenant_waiting_max tenant_running_max "
+        "tenant_tokens_per_minute share_prefix_cache",
+        "bounds": "max_queued_requests max_body_bytes router_bytes_max answers_bytes_max connections_max "
+        "connections_per_address_max",
+        "time limits": "waiting_seconds_max request_seconds_max worker_return_seconds endpoint_lag_seconds "
+        "drain_seconds",
+    }
 
     model: str = Field(
         default="",

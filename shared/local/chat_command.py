@@ -9,20 +9,18 @@ lines with three quotation marks. The key is read from SEGUE_API_KEY, so that no
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from shared.local.answer_lines import AnswerLines
 from shared.local.chat_session import ChatSession
 from shared.primitives.errors import StartError
-from shared.process.settings import FlagParser
 
 PROMPT = "> "
 PROMPT_WITHIN = ". "  # within a text of several lines
 QUOTES = '"""'
-MAX_TOKENS = 1024  # of an answer, unless the user wants more: a small model may not find its end
 HELP = f"""\
 /system TEXT  tells the model something first, from now on; /system alone takes it back
 /clear        forgets what was said
@@ -32,27 +30,9 @@ HELP = f"""\
 """
 
 
-def chat(words: Sequence[str]) -> None:
-    """Talk until the user ends it. Raises StartError where no router answers, ConfigError for wrong flags."""
-    parser = FlagParser(prog="segue chat", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where the router listens")
-    parser.add_argument("--model", default="", help="the model's name, where the router serves several")
-    parser.add_argument("--system", default="", help="what the model is told first")
-    parser.add_argument(
-        "--temperature", type=float, help="0 is greedy; else as the model's folder says, or 1"
-    )
-    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
-    flags = parser.parse_args(words)
-    talk(
-        ChatSession(
-            flags.url,
-            os.environ.get("SEGUE_API_KEY", ""),
-            flags.model,
-            system=flags.system,
-            options={"max_tokens": flags.max_tokens}
-            | ({} if flags.temperature is None else {"temperature": flags.temperature}),
-        )
-    )
+def chat(url: str, model: str, system: str, options: Mapping[str, Any]) -> None:
+    """Talk until the user ends it. Raises StartError where no router answers. `options`: fields of each request."""
+    talk(ChatSession(url, os.environ.get("SEGUE_API_KEY", ""), model, system=system, options=options))
 
 
 def talk(conversation: ChatSession) -> None:

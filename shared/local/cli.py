@@ -1,5 +1,6 @@
 """The `segue` command: `up` is the whole deployment on this machine; a role is `python -m ROLE`.
 
+One parser has all commands and their flags, but for those of `up`, which are settings: `local/config.py` reads them.
 A failure is one sentence and status 1, never a traceback. That includes Ctrl-C while modules are imported, so
 everything heavy is imported inside functions.
 """
@@ -9,27 +10,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-USAGE = """usage: segue up [MODEL] [-p PORT] [--prefill N] [--decode N] [--config FILE] …
-       segue run MODEL [PROMPT]
-       segue chat [--url URL]
-       segue pull MODEL
-       segue models
-       segue doctor [MODEL] [--json]
-       segue keys new NAME | check FILE
+if TYPE_CHECKING:
+    import argparse
 
-up, serve: serve a language model on this machine, with prefill and decode in processes of their own. MODEL is a folder,
-a .gguf file, a Hub id, or smollm2, which is installed with Segue.
-run: one answer of a model, from a deployment that ends with it.
-chat: talk to a router that runs.
-pull, models: fetch a model ahead of time; list those that are here.
-doctor: say what this machine lacks for Segue.
-keys: draw API keys for the clients of a router.
-`segue up --help` lists all flags; `segue --version` says the version.
-"""
-COMMANDS = ("up", "serve", "run", "chat", "pull", "models", "doctor", "keys")
+    from shared.process.settings import FlagParser
+
+COMMANDS = {
+    "up": "serve a language model on this machine, with prefill and decode in processes of their own",
+    "serve": "the same as up",
+    "run": "write one answer of a model, from a deployment that ends with it",
+    "chat": "talk to a router that runs",
+    "pull": "fetch or convert a model ahead of time, and say where it lies",
+    "models": "list the models that this machine has, with their sizes",
+    "doctor": "say what this machine lacks for Segue",
+    "keys": "draw API keys for the clients of a router",
+}
+EPILOG = (
+    "MODEL is a folder, a .gguf file, a Hub id, or smollm2, which is installed with Segue. "
+    "`segue COMMAND --help` lists the flags of a command."
+)
+MAX_TOKENS = 1024  # of an answer, unless the user wants more: a small model may not find its end
 
 
 def main() -> NoReturn:
@@ -50,7 +52,11 @@ def run_and_exit(argv: list[str]) -> NoReturn:
     from shared.process.role_main import exit_now, exit_with_error
 
     try:
-        run(argv)
+        try:
+            run(argv)
+        except SystemExit as ended:  # a help was printed
+            if ended.code:
+                raise
         exit_now()
     except StartError as error:
         exit_with_error(f"{argv[0] if argv[0] in COMMANDS else 'command line'}: {error}")
@@ -58,54 +64,127 @@ def run_and_exit(argv: list[str]) -> NoReturn:
 
 def run(argv: list[str]) -> None:
     """Carry out the command; raises StartError."""
+    from shared.primitives.errors import ConfigError
+    from shared.process.settings import near_miss
+
+    if argv and argv[0] not in (*COMMANDS, "-h", "--help", "--version"):
+        there_are = f"; there are {', '.join(COMMANDS)}: see segue --help"
+        raise ConfigError(f"unknown command {argv[0]}{near_miss(argv[0], COMMANDS, there_are)}")
+    parser = command_parser()
+    flags, words = parser.parse_known_args(argv)
+    if flags.command in ("up", "serve"):
+        _up(words)
+    elif flags.command == "run" and words:
+        raise ConfigError("the model comes first: segue run MODEL [PROMPT] [FLAGS]")
+    elif words:
+        flags.parser.refuse(words[0])
+    elif "action" in flags and flags.action is None:
+        flags.parser.print_help()
+    elif flags.command is None:
+        parser.print_help()
+    else:
+        _carry_out(flags)
+
+
+def command_parser() -> FlagParser:
+    """The parser of all commands. `up` leaves its words to `load_local`, and `--help` among them."""
     from importlib.metadata import version
 
-    match argv:
-        case [] | ["-h" | "--help"]:
-            sys.stdout.write(USAGE)
-        case ["--version"]:
-            sys.stdout.write(f"segue {version('segue')}\n")
-        case [word, *words]:
-            _command(word)(words)
+    from shared.process.settings import FlagParser
+
+    parser = FlagParser(prog="segue", epilog=EPILOG, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    of = {
+        name: commands.add_parser(name, help=text, description=text, add_help=name not in ("up", "serve"))
+        for name, text in COMMANDS.items()
+    }
+    for each in of.values():
+        each.set_defaults(parser=each)
+
+    of["run"].usage = "segue run MODEL [PROMPT] [FLAGS of segue up]"
+    of["run"].add_argument("model", metavar="MODEL", help="as segue up takes it")
+    prompt = "what the model is asked; without it: a conversation, as segue chat has it"
+    of["run"].add_argument("words", metavar="PROMPT", nargs="...", help=prompt).required = False
+
+    of["chat"].epilog = (
+        "Ctrl-C ends an answer, and at the prompt the conversation; so do /exit and Ctrl-D. /help lists the commands. "
+        "The key is read from SEGUE_API_KEY, so that no list of processes shows it."
+    )
+    router = of["chat"].add_argument_group("router")
+    router.add_argument("--url", default="http://127.0.0.1:8000", help="where it listens (%(default)s)")
+    router.add_argument("--model", default="", help="the model's name, where the router serves several")
+    answers = of["chat"].add_argument_group("answers")
+    answers.add_argument("--system", default="", help="what the model is told first")
+    temperature = "0 is greedy; else as the model's folder says, or 1"
+    answers.add_argument("--temperature", type=float, help=temperature)
+    answers.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of each answer (%(default)s)")
+
+    of["pull"].epilog = "`segue up MODEL` then needs no network."
+    of["pull"].add_argument("model", metavar="MODEL", help="a Hub id, a .gguf file or smollm2")
+
+    of["doctor"].add_argument("model", nargs="?", default="", help="a model that shall fit into memory")
+    of["doctor"].add_argument("--port", type=int, default=8000, help="the port that shall be free")
+    of["doctor"].add_argument("--json", action="store_true", help="write the findings as one JSON list")
+
+    actions = of["keys"].add_subparsers(title="actions", metavar="ACTION", dest="action")
+    new = actions.add_parser("new", help="draw a key for a client, and show it once with its line")
+    new.description = (
+        "Draws an API key for a client and shows it once, with the line that a router's file of keys gets. A second "
+        "key of the same name replaces the first as soon as the old line is deleted."
+    )
+    new.add_argument("name", metavar="NAME", help="the client's, in metrics and logs")
+    limits = "rpm=N, tpm=N, concurrent=N, priority=N or models=A,B"
+    new.add_argument("limits", metavar="LIMIT", nargs="*", default=[], help=limits)
+    new.add_argument("--file", help="append the line to this file")
+    check = actions.add_parser("check", help="say whether a router would take a file, and whose keys it has")
+    check.add_argument("file", metavar="FILE")
+    for each in (new, check):
+        each.set_defaults(parser=each)
+    return parser
 
 
-def _command(word: str) -> Callable[[list[str]], None]:
-    """What carries out this command; only its own modules are loaded. Raises ConfigError where there is none."""
-    match word:
-        case "up" | "serve":
-            return _up
+def _carry_out(flags: argparse.Namespace) -> None:
+    """Carry out a command whose flags are right; only its own modules are loaded."""
+    match flags.command:
         case "run":
             from shared.local.run_command import run_once
 
-            return run_once
+            run_once(flags.model, flags.words)
         case "chat":
             from shared.local.chat_command import chat
 
-            return chat
-        case "pull" | "models":
-            from shared.local import models_command
+            options = {"max_tokens": flags.max_tokens, "temperature": flags.temperature}
+            chat(flags.url, flags.model, flags.system, {k: v for k, v in options.items() if v is not None})
+        case "pull":
+            from shared.local.models_command import pull
 
-            return models_command.pull if word == "pull" else models_command.models
+            pull(flags.model)
+        case "models":
+            from shared.local.models_command import models
+
+            models()
         case "doctor":
             from shared.local.doctor_command import doctor
 
-            return doctor
+            doctor(flags.model, flags.port, as_json=flags.json)
         case "keys":
-            from shared.local.keys_command import keys
+            from pathlib import Path
 
-            return keys
-    from shared.primitives.errors import ConfigError
+            from shared.local.keys_command import check, new
 
-    raise ConfigError(f"unknown command {word}; there are {', '.join(COMMANDS)}: see segue --help")
+            if flags.action == "new":
+                new(flags.name, flags.limits, Path(flags.file) if flags.file else None)
+            else:
+                check(Path(flags.file))
 
 
 def _up(words: list[str]) -> None:
     from shared.local.config import load_local
     from shared.local.console import StartupConsole
-    from shared.local.spelling import spelled_out
     from shared.local.up import up
 
-    up(load_local(spelled_out(words), os.environ), StartupConsole())
+    up(load_local(words, os.environ), StartupConsole())
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 from pydantic.alias_generators import to_camel
+from pydantic_settings import SettingsConfigDict
 
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
 from shared.engine.gguf.convert import DEFAULT_MODEL
+from shared.local.foreign_flags import refuse_foreign_flags
 from shared.primitives.errors import ConfigError
 from shared.process.process_config import LogFormat, LogLevel, ProcessConfig
 from shared.process.renames import refuse_old_names
@@ -73,7 +75,7 @@ GIVEN = (
     "lifeline_fd",
 )  # by `segue up`
 EPILOG = (
-    "-p and --port are --router-port, --max-model-len is --context-len. Settings of router and workers, as "
+    "Settings of router and workers, as "
     "--tool-call-parser hermes, reach every process that knows them; so do variables such as SEGUE_ALLOWED_ORIGINS. "
     "For one role they stand in the file of --config, in camelCase: "
     "router: {config: {allowedOrigins: [http://localhost:3000]}}. All settings: docs/reference.md."
@@ -84,6 +86,18 @@ NEAR = 0.8  # likeness to a known key from which an unknown one is a typing erro
 
 class LocalConfig(Settings):
     """The whole deployment on this machine: router, prefill and decode, each a process of its own."""
+
+    model_config = (
+        SettingsConfigDict(  # the API's port is the one that users mean; vLLM's name of the context
+            cli_shortcuts={"router-port": ["p", "port"], "context-len": "max-model-len"}
+        )
+    )
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "model served_model_name context_len",
+        "API": "router_port host api_key",
+        "workers": "prefill decode device threads max_total_tokens",
+        "observation": "admin_port log_level log_format",
+    }
 
     model: str = Field(
         default=DEFAULT_MODEL,
@@ -158,8 +172,9 @@ class LocalSettings:
 
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""
+    refuse_foreign_flags(argv)
     own, of_roles = _split(argv)
-    flags, path = read_flags(LocalConfig, own, EPILOG, _flags_of_roles(), words="[MODEL]")
+    flags, path = read_flags(LocalConfig, own, EPILOG, _flags_of_roles(), placed="model")
     if flags.get("api_key") == "":
         raise ConfigError("--api-key is empty: give a key, or leave it out to serve without one")
     values, file = read_yaml(path) if path else {}, str(path)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from typing import Literal
@@ -29,7 +29,6 @@ from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
 from shared.local.up import NVIDIA, needed_bytes, why_not_ours
 from shared.primitives.errors import DoctorError, StartError
 from shared.process.resources import memory_budget, usable_cores
-from shared.process.settings import FlagParser
 
 State = Literal["ok", "warn", "fail"]
 HUB_SECONDS_MAX = 3.0
@@ -52,19 +51,14 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(words: Sequence[str]) -> None:
-    """Print the findings. Raises DoctorError where one fails, ConfigError for wrong flags."""
-    parser = FlagParser(prog="segue doctor", description="Says what this machine lacks for Segue.")
-    parser.add_argument("model", nargs="?", default="", help="a model that shall fit into memory")
-    parser.add_argument("--port", type=int, default=8000, help="the port that shall be free")
-    parser.add_argument("--json", action="store_true", help="write the findings as one JSON list")
-    flags = parser.parse_args(words)
+def doctor(model: str, port: int, *, as_json: bool = False) -> None:
+    """Print the findings. Raises DoctorError where one fails."""
     findings = []
-    for finding in _findings(flags.model, flags.port):
+    for finding in _findings(model, port):
         findings.append(finding)
-        if not flags.json:
+        if not as_json:
             _write(finding)
-    if flags.json:
+    if as_json:
         sys.stdout.write(json.dumps([asdict(finding) for finding in findings], indent=2) + "\n")
     failed = [finding.what for finding in findings if finding.state == "fail"]
     if failed:

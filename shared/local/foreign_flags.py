@@ -1,10 +1,14 @@
 """Flags of other servers' command lines, and what to type or to know instead: those that users bring along.
 
 From `vllm serve`, `sglang.launch_server` and `llama-server`, as of 2026. What means the same here is an alias in
-`shared.local.spelling`; what stands here is refused with the answer, and never taken for a slip in one of our own.
+`LocalConfig`; what stands here is refused with the answer, and never taken for a slip in one of our own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shared.primitives.errors import ConfigError
 
 _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     "is not supported: a worker has one GPU; --prefill N and --decode N add workers": (
@@ -66,3 +70,11 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     ),
 }
 FOREIGN_FLAGS = {flag: answer for answer, flags in _FLAGS.items() for flag in flags.split()}
+
+
+def refuse_foreign_flags(words: Sequence[str]) -> None:
+    """Raise ConfigError for the first flag of another server, with what to type or to know instead."""
+    for word in words:
+        name = word.partition("=")[0]
+        if answer := FOREIGN_FLAGS.get(name):
+            raise ConfigError(f"{name} {answer}")

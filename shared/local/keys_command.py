@@ -12,48 +12,33 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.primitives.errors import ConfigError
 from shared.process.api_keys import ApiKey, key_line, new_key, parse_keys
 
-USAGE = """usage: segue keys new NAME [rpm=N] [tpm=N] [concurrent=N] [priority=N] [models=A,B] [--file FILE]
-       segue keys check FILE
 
-new draws an API key for a client and shows it once, with the line that a router's file of keys gets; --file
-appends the line to a file. A second key of the same name replaces the first as soon as the old line is deleted.
-check says whether a router would take the file, and whose keys it has.
-"""
-
-
-def keys(argv: list[str]) -> None:
-    """Carry out the command. Raises ConfigError."""
-    sys.stdout.write(_printed(argv))
-
-
-def _printed(argv: list[str]) -> str:
-    match argv:
-        case [] | ["-h" | "--help"] | ["new" | "check", "-h" | "--help"]:
-            return USAGE
-        case ["new", name, *settings, "--file", file] if not name.startswith("-"):
-            return _new(name, settings, Path(file))
-        case ["new", name, *settings] if not name.startswith("-"):
-            return _new(name, settings, None)
-        case ["check", file]:
-            return _check(Path(file))
-    raise ConfigError("there is `segue keys new NAME` and `segue keys check FILE`, see segue keys --help")
-
-
-def _new(name: str, settings: list[str], file: Path | None) -> str:
+def new(name: str, limits: Sequence[str], file: Path | None) -> None:
+    """Draw a key and print it, with its line or with the file that got the line. Raises ConfigError."""
     key = new_key()
     try:
-        line = key_line(name, key, " ".join(settings))
+        line = key_line(name, key, " ".join(limits))
     except ValueError as error:
         raise ConfigError(f"no key was drawn: {error}") from None
-    if file is None:
-        return f"the key, which is not shown again:\n  {key}\nits line in the file of keys:\n  {line}\n"
-    _append(file, line)
-    return f"the key, which is not shown again:\n  {key}\nits line is in {file}\n"
+    place = f"its line in the file of keys:\n  {line}"
+    if file is not None:
+        _append(file, line)
+        place = f"its line is in {file}"
+    sys.stdout.write(f"the key, which is not shown again:\n  {key}\n{place}\n")
+
+
+def check(file: Path) -> None:
+    """Print whose keys a file has. Raises ConfigError where a router would not take it."""
+    found = _parsed(_content(file), file)
+    names = sorted({key.name for key in found.values()})
+    sys.stdout.write(f"{file} is right: {len(found)} keys of {len(names)} clients\n")
+    sys.stdout.writelines(f"  {each}\n" for each in names)
 
 
 def _append(file: Path, line: str) -> None:
@@ -71,14 +56,6 @@ def _append(file: Path, line: str) -> None:
         os.replace(beside, file)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
-
-
-def _check(file: Path) -> str:
-    found = _parsed(_content(file), file)
-    names = sorted({key.name for key in found.values()})
-    return f"{file} is right: {len(found)} keys of {len(names)} clients\n" + "".join(
-        f"  {name}\n" for name in names
-    )
 
 
 def _parsed(content: bytes, file: Path) -> dict[bytes, ApiKey]:

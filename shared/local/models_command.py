@@ -6,21 +6,12 @@ Nothing is loaded, and nothing but the Hub is asked.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.local.model_store import cache_folder, resolve
-from shared.primitives.errors import ConfigError, ModelError
-
-PULL_USAGE = """usage: segue pull MODEL
-
-Fetches MODEL (a Hub id, a .gguf file or smollm2) and says where it lies. `segue up MODEL` then needs no network.
-"""
-MODELS_USAGE = """usage: segue models
-
-Lists the models in the caches of this machine with their sizes: those of the Hub, and converted GGUF files.
-"""
+from shared.primitives.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +23,20 @@ class CachedModel:
     folder: Path
 
 
-def pull(words: Sequence[str]) -> None:
-    """Carry out `segue pull`. Raises StartError."""
-    match words:
-        case ["-h" | "--help"]:
-            sys.stdout.write(PULL_USAGE)
-        case [model] if not model.startswith("-"):
-            folder = resolve(model, lambda line: sys.stderr.writelines([line, "\n"]))
-            sys.stdout.write(f"{folder}\n")
-        case _:
-            raise ConfigError("expected one model: segue pull MODEL")
+def pull(model: str) -> None:
+    """Fetch the model and print its folder. Raises StartError."""
+    folder = resolve(model, lambda line: sys.stderr.writelines([line, "\n"]))
+    sys.stdout.write(f"{folder}\n")
 
 
-def models(words: Sequence[str]) -> None:
-    """Carry out `segue models`. Raises ConfigError."""
-    match words:
-        case ["-h" | "--help"]:
-            sys.stdout.write(MODELS_USAGE)
-        case []:
-            found = sorted([*converted_models(), *hub_models()], key=lambda model: model.name)
-            width = max((len(model.name) for model in found), default=0)
-            for model in found:
-                sys.stdout.write(f"{model.name:<{width}}  {model.size_bytes / 1e9:7.2f} GB  {model.folder}\n")
-            if not found:
-                sys.stderr.write("no models yet: `segue pull MODEL` fetches one\n")
-        case _:
-            raise ConfigError("segue models takes no words")
+def models() -> None:
+    """Print what the caches have, with sizes. Raises ModelError."""
+    found = sorted([*converted_models(), *hub_models()], key=lambda model: model.name)
+    width = max((len(model.name) for model in found), default=0)
+    for model in found:
+        sys.stdout.write(f"{model.name:<{width}}  {model.size_bytes / 1e9:7.2f} GB  {model.folder}\n")
+    if not found:
+        sys.stderr.write("no models yet: `segue pull MODEL` fetches one\n")
 
 
 def converted_models() -> Iterator[CachedModel]:

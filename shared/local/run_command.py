@@ -18,25 +18,15 @@ from typing import IO
 
 from shared.local.chat_command import talk, write_answer
 from shared.local.chat_session import ChatSession
-from shared.primitives.errors import ConfigError, StartError
+from shared.primitives.errors import StartError
 
-USAGE = """usage: segue run MODEL [PROMPT] [FLAGS of segue up]
-
-Starts the model, writes its answer to stdout, and ends everything. Without a prompt: a conversation.
-"""
 _SERVED = re.compile(r".* is served at (http://\S+)/v1,")
 END_SECONDS_MAX = 10.0
 
 
-def run_once(words: Sequence[str]) -> None:
-    """Carry out the command. Raises StartError, one sentence."""
-    if not words or words[0] in ("-h", "--help"):
-        sys.stdout.write(USAGE)
-        return
-    model, *rest = words
-    if model.startswith("-"):
-        raise ConfigError("the model comes first: segue run MODEL [PROMPT] [FLAGS]")
-    prompt = rest.pop(0) if rest and not rest[0].startswith("-") else None
+def run_once(model: str, words: Sequence[str]) -> None:
+    """Carry out the command; `words` are the prompt, if any, and flags of `segue up`. Raises StartError."""
+    prompt, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     key = secrets.token_urlsafe(16)  # nobody else on this machine is served meanwhile
     up = [sys.executable, "-P", "-m", "shared.local.cli", "up", model, "-p", "0", *rest]
     with subprocess.Popen(

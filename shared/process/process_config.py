@@ -5,7 +5,8 @@ What only workers have is in `worker_config`; what only one role has is in that 
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,6 +18,13 @@ LogFormat = Literal["json", "console"]
 
 class ProcessConfig(Settings):
     """Settings of every process."""
+
+    groups: ClassVar[Mapping[str, str]] = {
+        "network": "host admin_host admin_port link_keys_file",
+        "tenants": "tenant_share_max",
+        "time limits": "silence_seconds",
+        "observation": "log_level log_format",
+    }
 
     uid: str = Field(
         default="",

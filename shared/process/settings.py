@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import yaml
 from pydantic import AliasGenerator, BaseModel, BeforeValidator, Field, ValidationError
@@ -33,7 +33,13 @@ PREFIX = "SEGUE_"
 
 
 class Settings(BaseModel):
-    """Base of every configuration. Made directly it takes its fields as they are; `load` reads the three places."""
+    """Base of every configuration. Made directly it takes its fields as they are; `load` reads the three places.
+
+    `groups`: what a person turns, as headings of the help and the reference, each with its fields between spaces. What
+    is in no group is rarely turned, and stands under *advanced*. A subclass adds to the groups of its bases.
+    """
+
+    groups: ClassVar[Mapping[str, str]] = {}
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -95,22 +101,26 @@ def read_flags(
     argv: Sequence[str],
     epilog: str = "",
     elsewhere: Mapping[str, str] | None = None,
-    words: str = "",
+    placed: str = "",
 ) -> tuple[dict[str, Any], Path | None]:
     """Flags as text by field name, and the file given with `--config`. Repeated, lists grow, and else the last wins.
 
     `epilog` ends the help. `elsewhere` says where a flag belongs that is a setting of others than `model`: the end
-    of a sentence that begins with the flag. `words`: what may stand before the flags, as the usage line has it.
+    of a sentence that begins with the flag. `placed`: the field that may be given without its flag.
     """
+    words = f"[{placed.upper()}] " if placed else ""
     parser = FlagParser(
         prog=_program_name(),
-        usage=f"%(prog)s {words} ".rstrip() + " [--config FILE] [--SETTING VALUE ...]",
+        usage=f"%(prog)s {words}[--config FILE] [--SETTING VALUE ...]",
         description=(model.__doc__ or "").strip(),
         epilog=epilog,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with settings, in camelCase.")
+    if placed:
+        parser.add_argument("by place", metavar=placed.upper(), nargs="?", help=f"As {flag_of(placed)}.")
+    headings = parser.add_headings(groups_of(model))
     files: list[Path | None] = []
 
     def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -120,6 +130,12 @@ def read_flags(
             refuse_old_names([unknown[0].split("=")[0]], [*known, *(elsewhere or {})], flag_of)
             raise ConfigError(_unknown(unknown[0], known, elsewhere or {}))
         files.append(flags.config)
+        if value := vars(flags).pop("by place", None):
+            if placed in flags:
+                raise ConfigError(
+                    f"the {placed} is named twice: {value} and {flag_of(placed)}; leave out one of them"
+                )
+            setattr(flags, placed, value)
         return flags
 
     source: Any = CliSettingsSource  # declared for pydantic-settings' own models, but any model will do
@@ -127,6 +143,9 @@ def read_flags(
         model,
         root_parser=parser,
         parse_args_method=parse,
+        add_argument_method=lambda _, *names, **options: headings[options["dest"]].add_argument(
+            *names, **options
+        ),
         cli_parse_args=list(argv),
         cli_kebab_case=True,
         cli_avoid_json=True,
@@ -174,6 +193,17 @@ def unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> list
     return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
 
 
+def groups_of(model: type[Settings]) -> dict[str, list[str]]:
+    """All fields under their headings, those of the model's own class first; *advanced* is the last."""
+    found: dict[str, list[str]] = {}
+    for each in model.__mro__:
+        for title, names in vars(each).get("groups", {}).items():
+            found.setdefault(title, []).extend(names.split())
+    grouped = {name for names in found.values() for name in names}
+    advanced = [name for name in model.model_fields if name not in grouped]
+    return {**found, "advanced": advanced} if advanced else found
+
+
 def flag_of(field: str) -> str:
     """`drain_seconds` → `--drain-seconds`."""
     return "--" + field.replace("_", "-")
@@ -208,6 +238,17 @@ class FlagParser(argparse.ArgumentParser):
         """Raise ConfigError."""
         raise ConfigError(message)
 
+    def add_headings(self, groups: Mapping[str, Sequence[str]]) -> dict[str, argparse._ArgumentGroup]:
+        """A heading for each group: by field name, where its flag is added."""
+        headings = {title: self.add_argument_group(title) for title in groups}
+        return {name: headings[title] for title, names in groups.items() for name in names}
+
+    def refuse(self, argument: str) -> NoReturn:
+        """Raise ConfigError for an argument that the parser did not take, with the flag that was probably meant."""
+        raise ConfigError(
+            _unknown(argument, [flag for flag in self._option_string_actions if flag[:2] == "--"], {})
+        )
+
     def format_help(self) -> str:
         """Without Python's spelling of lists, and with a word where the default is empty."""
         text = super().format_help().replace("tuple[str,...]", "LIST")
@@ -237,7 +278,7 @@ def _unknown(argument: str, known: list[str], elsewhere: Mapping[str, str]) -> s
     return f"unknown {what} {argument}{near_miss(flag, [*known, *elsewhere])}{place}"
 
 
-def near_miss(word: str, known: Iterable[str]) -> str:
+def near_miss(word: str, known: Iterable[str], otherwise: str = "; --help lists all settings") -> str:
     """What was probably meant by a name that is not known: the end of a sentence."""
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "; --help lists all settings"
+    return f"; did you mean {close[0]}?" if close else otherwise

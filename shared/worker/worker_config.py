@@ -5,6 +5,7 @@ What only one role decides by lies in `prefill/config.py` and `decode/config.py`
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
@@ -25,6 +26,13 @@ DEVICE_DESCRIPTION = (
 class WorkerConfig(ProcessConfig):
     """Settings of every worker."""
 
+    groups: ClassVar[Mapping[str, str]] = {
+        "model": "model served_model_name context_len model_impl dtype kv_cache_dtype",
+        "device and memory": "device threads memory_bytes device_memory_share deterministic page_size kv_pages "
+        "max_total_tokens max_running_requests",
+        "network": "links_port kv_transport kv_ports kv_interface kv_devices kv_allow_unauthenticated_tcp",
+        "time limits": "step_seconds_max drain_seconds",
+    }
     defaults_on_cuda: ClassVar[dict[str, object]] = {"max_running_requests": 256}
 
     model: str = Field(

@@ -35,7 +35,7 @@ from shared.primitives.metric_fields import (
 from shared.process import gauges
 from shared.process.log_writer import LogCounters
 from shared.process.process_config import ProcessConfig
-from shared.process.settings import Settings, flag_of, schema_of, variable_of
+from shared.process.settings import Settings, flag_of, groups_of, schema_of, variable_of
 from shared.transfer.counters import KvCounters
 from shared.wire import messages
 from shared.worker.worker_config import WorkerConfig
@@ -56,7 +56,7 @@ Written by `make docs` out of the code; edit the code.
 
 A setting is a flag (`--page-size`), a variable (`SEGUE_PAGE_SIZE`) and a key of the YAML file given with `--config`
 (`pageSize`); the first that names it wins, in this order. An unknown flag or key is an error, an unknown variable a
-warning. Seconds, bytes and tokens are in the name.
+warning. Seconds, bytes and tokens are in the name. `--help` has the same groups; what is rarely turned is *advanced*.
 """
 BOUNDS_HEAD = """What somebody can take at most. The worst case is at the default. Strangers have no key; peers are
 routers and workers of the same deployment, perhaps in other hands. Tests of `tests/abuse` go there against a router
@@ -92,7 +92,7 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, model, parent in MODELS:
-        parts += [f"### {title}\n", *_settings(model, parent), ""]
+        parts += [f"### {title}\n", *_settings(model, parent)]
     parts += [
         "## Metrics\n",
         "Every metric also has the label `role`. No label comes from a client.\n",
@@ -105,14 +105,20 @@ def page() -> str:
 
 
 def _settings(model: type[Settings], parent: type[Settings] | None) -> Iterator[str]:
-    yield "| flag | variable | type | default | what it is, and why |"
-    yield "|---|---|---|---|---|"
-    for name, schema in zip(model.model_fields, schema_of(model)["properties"].values(), strict=True):
-        if parent is None or name not in parent.model_fields:
-            yield (
-                f"| `{flag_of(name)}` | `{variable_of(name)}` | {_type(schema)} | {_default(schema['default'])} "
-                f"| {_cell(schema['description'])} |"
-            )
+    schemas = dict(zip(model.model_fields, schema_of(model)["properties"].values(), strict=True))
+    for title, names in groups_of(model).items():
+        own = [name for name in names if parent is None or name not in parent.model_fields]
+        if own:
+            yield f"**{title}**\n"
+            yield "| flag | variable | type | default | what it is, and why |"
+            yield "|---|---|---|---|---|"
+            for name in own:
+                schema = schemas[name]
+                yield (
+                    f"| `{flag_of(name)}` | `{variable_of(name)}` | {_type(schema)} | {_default(schema['default'])} "
+                    f"| {_cell(schema['description'])} |"
+                )
+            yield ""
 
 
 def _type(schema: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shared.local import doctor_command
+from shared.local.cli import run
 from shared.local.doctor_command import doctor
 from shared.primitives.errors import ConfigError, DoctorError
 
@@ -24,7 +25,7 @@ def taken_port() -> Iterator[int]:
 
 
 def test_all_findings_of_this_machine_are_one_json_list(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor(["smollm2", "--port", "0", "--json"])
+    run(["doctor", "smollm2", "--port", "0", "--json"])
     findings = {each["what"]: each for each in json.loads(capsys.readouterr().out)}
     assert findings.keys() == {
         "packages", "compiler", "processor", "GPU", "port", "cache", "KV transfer", "Hub", "memory",
@@ -38,7 +39,7 @@ def test_what_fails_is_said_with_its_remedy_and_in_the_end(
     capsys: pytest.CaptureFixture[str], taken_port: int
 ) -> None:
     with pytest.raises(DoctorError, match=r"as it is: port, model$"):
-        doctor(["/nowhere", "--port", str(taken_port)])
+        doctor("/nowhere", taken_port)
     said = capsys.readouterr().out
     assert f"fail  port: port {taken_port} is not free" in said
     assert "segue up --port N takes another" in said
@@ -94,5 +95,5 @@ def test_a_clock_that_differs_from_the_hubs_is_a_warning(monkeypatch: pytest.Mon
 
 
 def test_a_wrong_flag_is_one_sentence() -> None:
-    with pytest.raises(ConfigError, match="unrecognized arguments: --jsn"):
-        doctor(["--jsn"])
+    with pytest.raises(ConfigError, match=r"unknown flag --jsn; did you mean --json\?"):
+        run(["doctor", "--jsn"])

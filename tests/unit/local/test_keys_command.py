@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.local.keys_command import keys as keys_command
+from shared.local.cli import run as segue
 from shared.primitives.errors import ConfigError
 from shared.process.api_keys import digest_of, parse_keys
 
@@ -22,7 +22,7 @@ def keys(capsys: pytest.CaptureFixture[str]) -> Keys:
     """Carry out the command: what it prints."""
 
     def run(words: list[str]) -> str:
-        keys_command(words)
+        segue(["keys", *words])
         return capsys.readouterr().out
 
     return run
@@ -68,13 +68,13 @@ def test_a_link_that_somebody_laid_where_it_writes_first_is_not_followed(tmp_pat
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (["new"], "there is `segue keys new NAME`"),
-        (["new", "--file", "x"], "there is `segue keys new NAME`"),
+        (["new"], "arguments are required: NAME"),
+        (["new", "--file", "x"], "arguments are required: NAME"),
         (["new", "shop", "rpm=none"], "no key was drawn: rpm must be"),
-        (["new", "shop", "--rpm=3"], "no key was drawn: after the hash come"),
+        (["new", "shop", "--rpm=3"], "unknown flag --rpm=3"),
         (["new", "sh op"], "no key was drawn: the name must be"),
         (["check", "/nowhere/keys"], "/nowhere/keys cannot be read: No such file"),
-        (["revoke", "shop"], "there is `segue keys new NAME`"),
+        (["revoke", "shop"], "invalid choice: 'revoke' .choose from '?new'?, '?check"),
     ],
 )
 def test_a_mistake_is_one_sentence(argv: list[str], complaint: str, keys: Keys) -> None:
@@ -92,14 +92,14 @@ def test_a_file_that_routers_would_refuse_is_left_as_it_is(tmp_path: Path, keys:
 
 
 def test_the_command_draws_and_refuses() -> None:
-    def segue(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = "from shared.local.cli import main; main()"
+    def command(*argv: str) -> subprocess.CompletedProcess[str]:
+        code = "from shared.local.cli import main; main()"
         return subprocess.run(
-            [sys.executable, "-c", command, *argv], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=False
         )
 
-    assert key_in(segue("keys", "new", "shop").stdout)
-    refused = segue("keys", "new", "9")
+    assert key_in(command("keys", "new", "shop").stdout)
+    refused = command("keys", "new", "9")
     assert refused.returncode == 1
     assert refused.stderr.startswith("segue keys: no key was drawn")
     assert refused.stdout == ""

@@ -14,10 +14,10 @@ from prefill.config import PrefillConfig
 from router.config import RouterConfig
 from router.placement_policies import POLICIES
 from shared.kv.radix_cache import EVICTION_POLICIES
-from shared.local.config import ROLE_CONFIGS
+from shared.local.config import ROLE_CONFIGS, LocalConfig
 from shared.primitives.errors import ConfigError
 from shared.process.process_config import ProcessConfig
-from shared.process.settings import load, schema_of, unknown_variables
+from shared.process.settings import Settings, groups_of, load, schema_of, unknown_variables
 from shared.scheduling.queue_policy import QUEUE_POLICIES
 
 ROLES = list(ROLE_CONFIGS.values())
@@ -164,6 +164,14 @@ def test_help_names_every_setting(model: type[ProcessConfig], capsys: pytest.Cap
     shown = capsys.readouterr().out
     assert all("--" + name.replace("_", "-") in shown for name in model.model_fields)
     assert "tuple" not in shown
+    places = [shown.index(f"\n{title}:\n") for title in groups_of(model)]
+    assert shown.index("\nadvanced:\n") == max(places)
+
+
+@pytest.mark.parametrize("model", [LocalConfig, *ROLES])
+def test_every_setting_is_in_one_group(model: type[Settings]) -> None:
+    grouped = [name for names in groups_of(model).values() for name in names]
+    assert sorted(grouped) == sorted(model.model_fields)
 
 
 @pytest.mark.parametrize("role", ROLE_CONFIGS)
