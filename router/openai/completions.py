@@ -34,7 +34,7 @@ from router.openai.messages.fields import too_long_error
 from router.openai.prompts.prompts import TokenIds
 from router.openai.responses.events import ResponsesObjects
 from router.openai.serving import OpenAIServing
-from router.openai.tools.bad_words import bad_word_ids, check_masks
+from router.openai.tools.structured_output import bad_word_ids, check_masks
 from router.replies.replies import DisconnectedError, send_request_error
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError

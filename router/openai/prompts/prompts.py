@@ -1,6 +1,6 @@
 """From what a client sent as prompt or messages to token ids, on threads beside the event loop.
 
-A request gets a thread from `tokenizer_queue`; there its body is decoded, checked and tokenized in one go, so that what
+A request gets a thread from `TokenizerQueue`; there its body is decoded, checked and tokenized in one go, so that what
 it is decoded to exists for as many requests at a time as there are threads. The field that may be large comes as its
 bytes. How many values it has is counted in them before they become objects, and no text is tokenized further than the
 context reaches.
@@ -15,7 +15,8 @@ context reaches.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -26,8 +27,8 @@ from starlette.types import Receive
 from router.config import RouterConfig
 from router.openai.fields.request_body import decode
 from router.openai.prompts.chat_messages import MessageFields, template_message, without_late_system
-from router.openai.prompts.tokenizer_queue import TokenizerQueue
 from router.openai.prompts.tools_in_words import in_words, not_shown
+from router.replies.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.primitives.errors import RequestError
@@ -284,3 +285,87 @@ def _malformed_prompt() -> RequestError:
         "prompt must be a string, a list of strings, a list of token ids, or a list of such lists",
         param="prompt",
     )
+
+
+# ---- tenants take turns at the tokenizer threads ---------------------------------------------------------------------
+# One place for every request that has text to tokenize. A turn is one request however large it is, because its work is
+# bounded and cannot be interrupted: a tenant waits for at most one request of each other tenant. When too many wait,
+# the tenant with the most of them loses its last one, so that no tenant can keep the others out.
+#
+# It knows neither what a request holds nor what a thread does. It belongs to the event loop.
+
+
+Turn = asyncio.Future[None]
+
+
+class TokenizerQueue:
+    """`slots` requests at a time; at most `waiting_max` wait."""
+
+    def __init__(self, slots: int, waiting_max: int):
+        self._free = slots
+        self._waiting_max = waiting_max
+        self._lines: OrderedDict[str, deque[Turn]] = OrderedDict()  # the tenant in front has the next turn
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return sum(map(len, self._lines.values()))
+
+    async def acquire(self, tenant: str, hangup: Callable[[], Awaitable[None]]) -> None:
+        """Wait for a slot; `release` gives it back.
+
+        Raises `OverloadedError` if too many wait, `DisconnectedError` as soon as `hangup` returns.
+        """
+        if self._free:
+            self._free -= 1
+            return
+        self._make_room(tenant)
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(tenant, deque()).append(turn)
+        watch = asyncio.ensure_future(hangup())
+        watch.add_done_callback(lambda _: _fail(turn, DisconnectedError()))
+        try:
+            await turn
+        except BaseException:
+            self._give_up(tenant, turn)
+            raise
+        finally:
+            watch.cancel()
+
+    def release(self) -> None:
+        """A slot is free: the next in turn gets it."""
+        while self._lines:
+            tenant, line = next(iter(self._lines.items()))
+            turn = line.popleft()
+            self._lines.move_to_end(tenant)
+            if not line:
+                del self._lines[tenant]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+    def _make_room(self, tenant: str) -> None:
+        """Raise `OverloadedError`, or refuse another tenant's last request, if too many wait."""
+        if self.waiting < self._waiting_max:
+            return
+        overloaded = OverloadedError("too many prompts are waiting to be tokenized: try again later")
+        longest = max(self._lines, key=lambda name: len(self._lines[name]), default=tenant)
+        if longest == tenant or len(self._lines[longest]) <= len(self._lines.get(tenant, ())) + 1:
+            raise overloaded
+        _fail(self._lines[longest].pop(), overloaded)
+
+    def _give_up(self, tenant: str, turn: Turn) -> None:
+        if turn.done() and not turn.cancelled() and turn.exception() is None:
+            self.release()  # the slot came at the same time
+            return
+        line = self._lines.get(tenant, deque())
+        if turn in line:
+            line.remove(turn)
+        if not line:
+            self._lines.pop(tenant, None)
+
+
+def _fail(turn: Turn, error: Exception) -> None:
+    if not turn.done():
+        turn.set_exception(error)

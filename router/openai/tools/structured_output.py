@@ -13,7 +13,7 @@ max_tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -24,12 +24,14 @@ from router.openai.fields.generation_fields import GenerationFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
-from router.openai.tools.calendar_formats import with_calendar
 from router.openai.tools.lenient_schemas import has_pattern_annotations, with_patterns_as_annotations
+from router.openai.tools.schema_walk import rewritten
+from router.text.tokenizer import Tokenizer
 from shared.grammar import limits
 from shared.grammar.bounds import check_bounds, check_nesting, too_large
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
+from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
 
 REGEX_FIELD_CHARACTERS_MAX = 8 << 10
 CHOICES_MAX = 2000
@@ -264,3 +266,82 @@ _FIELDS: dict[str, _Make] = {
     "regex": regex_grammar,
     "ebnf": lark_grammar,
 }
+
+
+# ---- `format: date`, `time` and `date-time` as patterns that know the calendar ---------------------------------------
+# llguidance's own let a month have 31 days and a year be 0000, which validators refuse. What these let pass is valid
+# everywhere: RFC 3339 without leap seconds, whose days only a table knows.
+
+
+_YEAR = r"([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_BY_FOUR = r"(0[48]|[2468][048]|[13579][26])"  # 04 … 96
+_DAY = (
+    f"{_YEAR}-(0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])"
+    f"|{_YEAR}-(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    f"|{_YEAR}-02-(0[1-9]|1[0-9]|2[0-8])"
+    f"|([0-9]{{2}}{_BY_FOUR}|{_BY_FOUR}00)-02-29"
+)
+_TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+PATTERNS = {"date": f"^({_DAY})$", "time": f"^{_TIME}$", "date-time": f"^({_DAY})T{_TIME}$"}
+_BESIDE = {
+    "pattern",
+    "minLength",
+    "maxLength",
+}  # constraints of the same text: then its format stays a format
+
+
+def with_calendar(schema: bytes) -> bytes:
+    """A schema as JSON, with patterns in place of these formats."""
+    return rewritten(schema, "format", _format_as_pattern)
+
+
+def _format_as_pattern(node: dict[str, Any]) -> None:
+    named = node.get("format")
+    if isinstance(named, str) and named in PATTERNS and not _BESIDE & node.keys():
+        node["pattern"] = PATTERNS[node.pop("format")]
+
+
+# ---- bad words as token ids, and what they leave of allowed tokens ---------------------------------------------------
+# As in vLLM a word is masked where a text begins and behind a space: each word is two sequences, unless the tokenizer
+# makes the same of both. Sequences that spell the word in other tokens are not masked; a regex is for that.
+
+
+BAD_WORDS_MAX = MAX_BAD_WORDS // 2
+BAD_WORD_CHARS_MAX = 256
+
+
+def bad_word_ids(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The sequences of all words; raises `RequestError`."""
+    if len(words) > BAD_WORDS_MAX:
+        raise RequestError(
+            f"bad_words takes at most {BAD_WORDS_MAX} words, got {len(words)}", param="bad_words"
+        )
+    found: dict[tuple[int, ...], None] = {}
+    for at, word in enumerate(words):
+        text = word.lstrip()
+        if not text or len(word) > BAD_WORD_CHARS_MAX:
+            raise _refused(at, f"must have 1 to {BAD_WORD_CHARS_MAX} characters, and not spaces alone")
+        for spelling in (text, f" {text}"):
+            ids = tokenizer.encode(spelling, add_special_tokens=False)
+            if not 0 < len(ids) <= MAX_BAD_WORD_TOKENS:
+                raise _refused(at, f"has {len(ids)} tokens; a word may have 1 to {MAX_BAD_WORD_TOKENS}")
+            found[ids] = None
+    return tuple(found)
+
+
+def check_masks(params: SamplingParams, eos_token_ids: Collection[int]) -> None:
+    """Raise `RequestError` where nothing might be left of `allowed_token_ids`."""
+    if not params.allowed_token_ids:
+        return
+    left = set(params.allowed_token_ids) - {word[-1] for word in params.bad_words}
+    if params.min_new_tokens:
+        left -= {*eos_token_ids, *params.stop_token_ids}
+    if not left:
+        raise RequestError(
+            "allowed_token_ids must hold a token that neither bad_words nor min_tokens bars",
+            param="allowed_token_ids",
+        )
+
+
+def _refused(at: int, reason: str) -> RequestError:
+    return RequestError(f"bad_words[{at}] {reason}", param=f"bad_words[{at}]")

@@ -173,14 +173,14 @@ ROUTER_BOUNDS = (
         "400",
         "32 words of 256 characters tokenized twice, of one of two tokenizer threads",
         f"{UNIT}/openai/tools/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
-        place="router.openai.tools.bad_words",
+        place="router.openai.tools.structured_output",
     ),
     Bound(
         "BAD_WORD_CHARS_MAX",
         "400",
         "see BAD_WORDS_MAX",
         f"{UNIT}/openai/tools/test_bad_words.py::test_words_that_are_too_many_or_too_long_are_refused",
-        place="router.openai.tools.bad_words",
+        place="router.openai.tools.structured_output",
     ),
     Bound(
         "OBJECTS_PER_TOKEN_MAX",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.openai.tools.calendar_formats import PATTERNS, with_calendar
-from router.openai.tools.structured_output import json_grammar
+from router.openai.tools.structured_output import PATTERNS, json_grammar, with_calendar
 from tests.unit.grammars.test_tool_grammars import accepts
 
 YEARS = (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.openai.prompts.tokenizer_queue import TokenizerQueue
+from router.openai.prompts.prompts import TokenizerQueue
 from router.replies.replies import DisconnectedError, OverloadedError
 
 STEPS = st.lists(

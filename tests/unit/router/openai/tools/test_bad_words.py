@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from router.openai.tools.bad_words import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX, bad_word_ids
+from router.openai.tools.structured_output import BAD_WORD_CHARS_MAX, BAD_WORDS_MAX, bad_word_ids
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
