@@ -26,7 +26,6 @@ HANDSHAKE_BYTES_MAX = (
     16 * 1024
 )  # that one end sends the other; certificates of Ed25519 take less than 1 KiB each
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
-_RECEIVE_BYTES = 4096
 
 
 class Version(Enum):
