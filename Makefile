@@ -56,13 +56,16 @@ endif
 serve: setup
 	@exec $(VENV)/bin/segue up $(ARGS)
 
-# Two processes take a file of tests each; what loads an engine or a package index is left to `make test`.
+# Two processes take the files of tests in turns.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# What loads an engine or a package index is left to `make test`.
 check: lint
-	$(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile tests/tidy tests/unit \
+	$(PYTEST) tests/tidy tests/unit \
 	  --ignore tests/tidy/test_router_without_torch.py --ignore tests/unit/engine --ignore tests/unit/benchmarks $(ARGS)
 
 test: setup
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 images: setup
 	images/build
