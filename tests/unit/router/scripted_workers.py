@@ -36,12 +36,10 @@ from router.openai.serving import OpenAIServing
 from router.shell import RouterShell
 from router.text.model_folder import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
-from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import PeerDown, Received
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health, probe_pages
 from shared.process.metrics import Metrics
-from shared.wire.baton import Baton, Holder, agent_name
 from shared.wire.messages import (
     UNDERSTOOD,
     Cancel,
@@ -55,13 +53,13 @@ from shared.wire.messages import (
     Message,
     Prefill,
     Prefilled,
-    Role,
     Row,
     Scored,
 )
 from shared.wire.sampled import Logprobs, TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
+from tests.unit.router.deployment import baton, hello
 from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID
 
 MODEL = "tiny"
@@ -71,20 +69,6 @@ LOAD = Load(free_pages=100_000, slots_free=10_000)
 
 
 FEATURES = ("logprobs", "prompt_logprobs")
-
-
-def hello(role: Role, uid: str, limits: Limits, features: tuple[str, ...], model: str = MODEL) -> Hello:
-    return Hello(
-        session=0,
-        role=role,
-        uid=uid,
-        epoch=1,
-        model_name=model,
-        model="w",
-        kv_format="kv",
-        limits=limits,
-        features=features,
-    )
 
 
 def logprobs_of(token_ids: tuple[int, ...], params: SamplingParams) -> Logprobs:
@@ -139,8 +123,9 @@ class ScriptedWorkers:
         self.router = WakingLinks(
             Hello(session=0, role="router", uid="r", epoch=1, understands=UNDERSTOOD["router"]), self
         )
-        self.prefill = MemoryLinks(hello("prefill", "p", self.limits, self.features, self.model))
-        self.decode = MemoryLinks(hello("decode", "d", self.limits, self.features, self.model))
+        said = {"model_name": self.model, "limits": self.limits, "features": self.features}
+        self.prefill = MemoryLinks(hello("prefill", "p", **said))
+        self.decode = MemoryLinks(hello("decode", "d", **said))
         self.on_sent: Callable[[], None] = lambda: None
 
     def link(self) -> None:
@@ -216,28 +201,20 @@ class ScriptedWorkers:
         self.outputs[prefill.rid] = output
         index = len(prefill.token_ids) - prefill.prompt_len
         finish: FinishReason | None = "stop" if output[index] == END_ID else None
-        known, kv_len = self.prefill.hello, len(prefill.token_ids)
-        holder = Holder(known.uid, known.epoch, agent_name(known.uid, known.epoch), b"", 0, 64, 0)
-        pages = tuple(range(pages_for_tokens(kv_len, known.limits.page_size or 16)))
-        baton = Baton(
-            prefill.rid, prefill.attempt, holder, known.kv_format, 0, 1, kv_len, prefill.prompt_len, pages
+        rid, attempt = prefill.rid, prefill.attempt
+        page_size = self.limits.page_size or 16
+        pages = baton(
+            rid, attempt, len(prefill.token_ids), "p", prompt_len=prefill.prompt_len, page_size=page_size
         )
         told = logprobs_of(output[index : index + 1], prefill.params)
         answer = Prefilled(
-            prefill.rid,
-            prefill.attempt,
-            index,
-            (output[index],),
-            baton,
-            finish,
-            self.cached_tokens,
-            logprobs=told,
+            rid, attempt, index, (output[index],), pages, finish, self.cached_tokens, logprobs=told
         )
         if scores := scores_of(prefill):
             half = max(1, len(scores) // 2)  # they come in parts
             for index, part in ((1, scores[:half]), (1 + half, scores[half:])):
                 if part:
-                    self.prefill.send(self.router.name, Scored(prefill.rid, prefill.attempt, index, part))
+                    self.prefill.send(self.router.name, Scored(rid, attempt, index, part))
         self.prefill.send(self.router.name, answer)
 
     def _generated(self, decode: Decode) -> None:
