@@ -35,7 +35,7 @@ from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.transformers.per_request import Scores
+from shared.engine.transformers.fallback import Scores
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import SIZES, VOCAB_SIZE, save_model, tiny_model
