@@ -14,7 +14,7 @@ from tests.simulation.mistakes.roles import PLACES, ROLES, owner_of
 
 FILES = [
     *(path for path in Path(roles.__file__).parent.glob("*.py") if path != Path(roles.__file__)),
-    Path(__file__).parents[1] / "unit" / "engine" / "late_mistakes.py",
+    Path(__file__).parents[2] / "tests/unit/engine/cuda/late_mistakes.py",
 ]
 NODES = {path.name: list(ast.walk(ast.parse(path.read_text()))) for path in FILES}
 WORDS = {node.value for nodes in NODES.values() for node in nodes if isinstance(node, ast.Constant)}
