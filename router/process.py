@@ -141,7 +141,7 @@ async def _serve(
     serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults, resuming)
     discovery = discover(links, health)
     clients = ClientConnections(config)
-    keyed = KeyedClients(ring, config, shell, discovery.routers_ready) if ring else None
+    keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
     figures = MetricsPublisher(metrics, core, links, discovery, health, clients, resuming, keyed)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)

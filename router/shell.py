@@ -32,7 +32,6 @@ from shared.wire.sampled import Logprobs
 
 FAILED = RequestFailed(500, "the router failed; its log says where")
 OnBroken = Callable[[BaseException], None]
-Meter = Callable[[ClientRequest, "TokenSink"], tuple[ClientRequest, "TokenSink"]]
 
 
 class TokenSink(Protocol):
@@ -71,14 +70,11 @@ class RouterShell:
         self._on_broken = on_broken
         self._broken = False
         self.paired = on_paired
-        self.meter: Meter | None = None  # what counts each request and its output, where that is wanted
 
     # ---- inputs ------------------------------------------------------------------------------------------------
 
     def submit(self, request: ClientRequest, sink: TokenSink) -> None:
         """Hand a request to the core. Its end may reach `sink` before this returns."""
-        if self.meter is not None:
-            request, sink = self.meter(request, sink)
         if self._broken:
             sink.ended(FAILED)
             return

@@ -11,14 +11,14 @@ from functools import lru_cache
 
 from starlette.types import Scope
 
-from shared.process.api_keys import ApiKey
+from router.request_context import context_of
 
 IPV6_PREFIX_BITS = 64  # what one subscriber usually gets: the addresses within it are one client
 
 
 def tenant_of(scope: Scope) -> str:
     """The tenant's name: that of the request's API key, or the client of its address."""
-    key: ApiKey | None = scope.get("segue.key")
+    key = context_of(scope).key
     return key.name if key is not None else client_of(scope.get("client"))
 
 

@@ -14,17 +14,15 @@ from router.access.key_ring import KeyRing
 from router.access.quotas import KeyQuota, Quotas
 from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.config import RouterConfig
-from router.replies.replies import count_refusal, error_of, retry_after, send_json
-from router.shell import RouterShell
+from router.replies.replies import error_of, retry_after, send_json
+from router.request_context import context_of
 from shared.process.api_keys import ApiKey
 
 
 class KeyedClients:
     """The keys of one router; made on its event loop."""
 
-    def __init__(
-        self, ring: KeyRing, settings: RouterConfig, shell: RouterShell, routers_ready: Callable[[], int]
-    ):
+    def __init__(self, ring: KeyRing, settings: RouterConfig, routers_ready: Callable[[], int]):
         self.counters = ring.counters
         self.quotas = Quotas(routers_ready, lambda: ring.names)
         now = asyncio.get_running_loop().time
@@ -32,7 +30,6 @@ class KeyedClients:
         self._ring = ring
         self._settings = settings
         self._following = asyncio.create_task(ring.read_for_ever())
-        shell.meter = self.accounts.metered
 
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application for those who have a key."""
@@ -50,8 +47,8 @@ class KeyedClients:
 #
 # Every path needs a key but `/health` and `/ping`, which load balancers ask, and `/`, which says what there is; also
 # paths that do not exist, so that nothing can be found out by trying. Probes and metrics are on the admin port. A
-# browser's preflight has no key and is answered before. A request that is let in has its `ApiKey` in the scope: its
-# name is the tenant.
+# browser's preflight has no key and is answered before. A request that is let in has its `ApiKey` in its context:
+# its name is the tenant.
 
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -89,7 +86,7 @@ class KeyGuard:
             message = UNKNOWN if presented else MISSING
             await _refuse(scope, send, 401, message, "invalid_api_key", [CHALLENGE])
             return
-        _show_key(scope, key)
+        context_of(scope).connection.show_key(key.name)  # those with a valid key have places of their own
         if not key.may_use(self._model):
             self._counters.requests[key.name, "model"] += 1
             message = f"this API key is not for the model {self._model}"
@@ -106,8 +103,9 @@ class KeyGuard:
             headers = [*retry_after(seconds), *quota.headers(now)]
             await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers)
             return
-        scope["segue.key"] = key
-        account = scope["segue.account"] = self._accounts.open(scope["segue.rid"], key, quota)
+        context = context_of(scope)
+        context.key = key
+        context.account = account = self._accounts.open(context.rid, key, quota)
         try:
             await self._app(scope, receive, self._telling(send, quota, account))
         finally:
@@ -145,15 +143,8 @@ def _key_in(name: bytes, value: bytes) -> bytes:
     return key.strip() if scheme.lower() == b"bearer" else b""
 
 
-def _show_key(scope: Scope, key: ApiKey) -> None:
-    """Tell the connection: those with a valid key have places of their own."""
-    shown: Callable[[str], None] | None = scope.get("extensions", {}).get("segue.key", {}).get("shown")
-    if shown:
-        shown(key.name)
-
-
 async def _refuse(
     scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = ()
 ) -> None:
-    count_refusal(scope, status)
+    context_of(scope).connection.count_refusal(status)
     await send_json(send, status, error_of(scope, status, message, code=code), headers)

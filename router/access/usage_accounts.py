@@ -1,8 +1,7 @@
 """What each HTTP request of a key's holder uses: counted by name, paid from the key's tokens, logged if that is set.
 
-Requests to the core are metered between the core and the answer: `metered` is what `RouterShell` asks about each
-before it goes in. One HTTP request is one account, however many requests to the core it makes. Their ids begin with its
-own, and are the only thing they have in common.
+One HTTP request is one account, which stands in its context, however many requests to the core it makes. Each of them
+is `metered` before it goes in: what counts its output stands between the core and the answer.
 
     completed           what the answer says in usage
     failed, aborted     the tokens that came, and with the first of them the prompt; that of siblings once
@@ -34,7 +33,8 @@ log = structlog.get_logger(__name__)
 class UsageAccount:
     """One HTTP request."""
 
-    def __init__(self, rid: str, key: ApiKey, quota: KeyQuota, began_at: float):
+    def __init__(self, accounts: UsageAccounts, rid: str, key: ApiKey, quota: KeyQuota, began_at: float):
+        self._accounts = accounts
         self.rid = rid
         self.key = key
         self.quota = quota
@@ -58,6 +58,17 @@ class UsageAccount:
             raise RequestError(refusal.message, code="key_limit_exceeded")
         raise OverloadedError(refusal.message, refusal.seconds)
 
+    def metered(self, request: ClientRequest, sink: TokenSink) -> tuple[ClientRequest, TokenSink]:
+        """A request to the core with its key's priority, and a sink that counts before `sink`."""
+        self.open_parts += 1
+        prompt = min(self.reserved, request.charged_tokens)
+        output = min(self.reserved - prompt, _reserved_output(request))
+        self.reserved -= prompt + output
+        self.quota.spend(request.charged_tokens - prompt, self._accounts.now())
+        if self.key.priority:
+            request = replace(request, priority=self.key.priority)
+        return request, MeteredSink(self._accounts, self, request.charged_tokens, output, sink)
+
 
 class UsageAccounts:
     """The accounts of requests that have not ended. `now` in seconds, of a clock that never goes back."""
@@ -65,36 +76,22 @@ class UsageAccounts:
     def __init__(self, counters: KeyCounters, now: Callable[[], float], *, logged: bool):
         self._counters = counters
         self._logged = logged
-        self._by_rid: dict[str, UsageAccount] = {}
+        self._open: set[UsageAccount] = set()
         self.now = now
 
     def __len__(self) -> int:
-        return len(self._by_rid)
+        return len(self._open)
 
     def open(self, rid: str, key: ApiKey, quota: KeyQuota) -> UsageAccount:
         """The account of an HTTP request that was let in."""
-        account = self._by_rid[rid] = UsageAccount(rid, key, quota, self.now())
+        account = UsageAccount(self, rid, key, quota, self.now())
+        self._open.add(account)
         return account
 
     def close(self, account: UsageAccount) -> None:
         """The HTTP request has ended."""
-        del self._by_rid[account.rid]
+        self._open.remove(account)
         self._part_ended(account)
-
-    def metered(self, request: ClientRequest, sink: TokenSink) -> tuple[ClientRequest, TokenSink]:
-        """A request to the core with its key's priority, and a sink that counts before `sink`."""
-        account = self._by_rid.get(request.rid.partition("-")[0])
-        if account is None:
-            log.error("usage.unaccounted", rid=request.rid)  # nobody without a key is let in
-            return request, sink
-        account.open_parts += 1
-        prompt = min(account.reserved, request.charged_tokens)
-        output = min(account.reserved - prompt, _reserved_output(request))
-        account.reserved -= prompt + output
-        account.quota.spend(request.charged_tokens - prompt, self.now())
-        if account.key.priority:
-            request = replace(request, priority=account.key.priority)
-        return request, MeteredSink(self, account, request.charged_tokens, output, sink)
 
     def settle(self, account: UsageAccount, prompt: int, cached: int, completion: int) -> None:
         """A request to the core has ended, and used these tokens."""

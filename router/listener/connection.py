@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from router.listener.exchange import CLOSE, Exchange, Framing, encode_head
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal, RequestHead, RequestParser
 from router.replies.replies import error_body
+from router.request_context import KEY, RequestContext
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
@@ -165,6 +167,24 @@ class ClientConnection(asyncio.Protocol):
         self._clients.count_refusal(refusal.status)
         self._fail(refusal.status, refusal.message)
 
+    # ---- the application calls these, by the request's context ---------------------------------------------------
+
+    def abort(self) -> None:
+        """Drop the connection with its unread data."""
+        self.transport.abort()
+
+    def watch_backlog(self, backlog_bytes: Callable[[], int]) -> None:
+        """Count what an answer keeps until it can be written."""
+        self.output.watch_backlog(backlog_bytes)
+
+    def show_key(self, name: str) -> None:
+        """The request has a valid API key, of this name."""
+        self._clients.show_key(self, name)
+
+    def count_refusal(self, status: int) -> None:
+        """The application refuses the request."""
+        self._clients.count_refusal(status)
+
     # ---- the exchange calls these ------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
@@ -252,17 +272,8 @@ class ClientConnection(asyncio.Protocol):
             "query_string": head.query,
             "headers": head.headers,
             "state": {},
-            "extensions": {
-                "segue.abort": {"abort": self.transport.abort},
-                "segue.backlog": {"watch": self.output.watch_backlog},
-                "segue.key": {"shown": self._show_key},
-                "segue.refused": {"count": self._clients.count_refusal},
-            },
+            KEY: RequestContext(self),
         }
-
-    def _show_key(self, name: str) -> None:
-        """The request has a valid API key, of this name."""
-        self._clients.show_key(self, name)
 
     # ---- input -------------------------------------------------------------------------------------------------
 

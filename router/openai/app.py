@@ -32,7 +32,8 @@ from router.openai.serving import OpenAIServing
 from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
 from router.replies.anthropic_errors import speaks_anthropic
 from router.replies.known_paths import SERVED, describe_unknown
-from router.replies.replies import count_refusal, error_body, error_of, send_json
+from router.replies.replies import error_body, error_of, send_json
+from router.request_context import context_of
 from shared.primitives.errors import RequestError
 from shared.process.health import Health
 from shared.process.logs import places
@@ -77,7 +78,7 @@ def make_app(
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
     """Unknown paths and wrong methods. The path is the client's text and is not repeated."""
     assert isinstance(error, HTTPException)
-    count_refusal(request.scope, error.status_code)
+    context_of(request.scope).connection.count_refusal(error.status_code)
     messages = {404: describe_unknown(request.url.path), 405: "this path does not support this method"}
     message = messages.get(error.status_code, "the request cannot be served")
     code = "method_not_allowed" if error.status_code == 405 else None
@@ -114,7 +115,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        rid = scope["segue.rid"] = self._draw_rid()
+        rid = context_of(scope).rid = self._draw_rid()
         began, status = time.monotonic(), 0
         if scope["path"][:-1] in SERVED and scope["path"][-1] == "/":  # some clients join addresses so
             scope["path"] = scope["path"][:-1]

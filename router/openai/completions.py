@@ -1,41 +1,39 @@
 """POST /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages: from a body to requests to the core.
 
 Plain ASGI under FastAPI, because they carry all the traffic. One HTTP request is one `ResponseStream` with a
-choice for each prompt, and each choice is one request to the core. What is written is `answer_writer`'s.
+choice for each prompt, and each choice is one request to the core. How they become an answer is `output_pipeline`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 
 from starlette.types import Receive, Scope, Send
 
 from router.access.client_address import tenant_of
-from router.access.usage_accounts import UsageAccount
 from router.core.effects import ClientRequest
 from router.core.requests.sampling_group import split_choices
-from router.openai.answers.answer_bytes import AskedAnswer, HeldBytes
-from router.openai.answers.answer_writer import AnswerWriter
-from router.openai.answers.kept_answer import KeptAnswer
+from router.openai.answers.answer_bytes import AskedAnswer
 from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
 from router.openai.answers.packed_list import PackedList
 from router.openai.answers.prompt_echo import PromptEcho, echoed_text
-from router.openai.answers.resumable_streams import AskedStream
+from router.openai.answers.resumable_streams import AskedStream, StreamMarks
 from router.openai.answers.stream_ids import StreamTicket
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.own_words import in_own_words
 from router.openai.fields.states import Endpoint
-from router.openai.generation_request import AnswerOptions, GenerationRequest, RequestReader
+from router.openai.generation_request import GenerationRequest, RequestReader
 from router.openai.messages.answer import MessagesObjects
 from router.openai.messages.fields import too_long_error
+from router.openai.output_pipeline import WantedAnswer, write_answer
 from router.openai.prompts.prompts import TokenIds
 from router.openai.responses.events import ResponsesObjects
 from router.openai.serving import OpenAIServing
 from router.openai.tools.structured_output import bad_word_ids, check_masks
 from router.replies.replies import DisconnectedError, send_request_error
+from router.request_context import Account, context_of
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.sampled import TokenLogprobs
@@ -48,22 +46,6 @@ PREFIXES: dict[Endpoint, str] = {
 }  # of ids
 
 
-@dataclass(frozen=True, slots=True)
-class WantedAnswer:
-    """What a body asks for, and the requests to the core that it takes.
-
-    Lives as long as the answer, so it holds no view of the body, of which one keeps all.
-    """
-
-    options: AnswerOptions
-    max_tokens: int  # that /v1/messages was asked for
-    asked: AskedAnswer  # what decides how much the answer will hold
-    logprobs: LogprobObjects | None
-    requests: list[ClientRequest]  # a choice each
-    echoes: list[PromptEcho]  # their prompts, if the answer repeats or scores them
-    ignored: Ignored  # what of the body is passed over
-
-
 class CompletionEndpoint:
     """The ASGI endpoint of one of the paths."""
 
@@ -72,13 +54,20 @@ class CompletionEndpoint:
         self._settings = serving.settings
         self._endpoint = endpoint
         self._reader = RequestReader(serving, endpoint)
+        self._typed = endpoint in ("responses", "messages")  # their events have types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whatever it holds."""
         try:
+            context = context_of(scope)
             asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
-            wanted = await self._read_wanted(scope, receive, asked)
-            await self._answer(scope, receive, send, wanted, asked)
+            wanted = await self._read_wanted(scope, receive, context.rid, asked)
+            marks = self._begin(context.account, wanted, asked)
+            objects = self._objects(asked.plan.ticket or context.rid, wanted)
+            usage_chunk = wanted.options.usage or self._typed
+            await write_answer(
+                self._serving, context, scope, receive, send, wanted, objects, marks, usage_chunk=usage_chunk
+            )
         except RequestError as error:
             if self._endpoint == "messages":
                 error = too_long_error(error)
@@ -86,9 +75,11 @@ class CompletionEndpoint:
         except DisconnectedError:
             pass
 
-    async def _read_wanted(self, scope: Scope, receive: Receive, asked: AskedStream) -> WantedAnswer:
+    async def _read_wanted(
+        self, scope: Scope, receive: Receive, rid: str, asked: AskedStream
+    ) -> WantedAnswer:
         """What the body asks for. The body lives no longer than this call."""
-        rid, tenant, context_len = scope["segue.rid"], tenant_of(scope), self._serving.context_len()
+        tenant, context_len = tenant_of(scope), self._serving.context_len()
         async with self._serving.bodies.read(scope, receive) as body:
             return await self._serving.prompts.run(
                 tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
@@ -162,46 +153,16 @@ class CompletionEndpoint:
         self._serving.token_bytes.ready()  # on this thread: the event loop never waits for it
         return LogprobObjects(self._serving.token_bytes, request.answer.tokens_as_ids)
 
-    async def _answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        wanted: WantedAnswer,
-        asked: AskedStream,
-    ) -> None:
-        rid, requests, options = scope["segue.rid"], wanted.requests, wanted.options
-        typed = self._endpoint in ("responses", "messages")
-        if typed and asked.plan.ticket is not None:
+    def _begin(self, account: Account | None, wanted: WantedAnswer, asked: AskedStream) -> StreamMarks | None:
+        """Take the tokens of the account, and give the marks of the events. Raises `RequestError`."""
+        if self._typed and asked.plan.ticket is not None:
             raise RequestError("a stream of typed events cannot be resumed: leave out X-Segue-Resumable")
-        now = asyncio.get_running_loop().time()
-        account: UsageAccount | None = scope.get("segue.account")
+        now, options = asyncio.get_running_loop().time(), wanted.options
+        tenant = wanted.requests[0].tenant
         if account is not None:
-            account.reserve(requests, now)
+            account.reserve(wanted.requests, now)
         of_tokens = options.text.token_ids or bool(wanted.echoes) or options.likeliest >= 0
-        marks = asked.begin(tenant_of(scope), len(requests), tells_of_tokens=of_tokens, now=now)
-        objects = self._objects(asked.plan.ticket or rid, wanted)
-        with self._serving.answers.hold(tenant_of(scope)) as holding:
-            held = HeldBytes(holding, wanted.asked, self._serving.answer_bytes_max)
-            wanted.ignored.log(rid)
-            writer = AnswerWriter(
-                self._settings,
-                rid,
-                objects,
-                held,
-                usage_chunk=options.usage or typed,
-                marks=marks,
-                headers=wanted.ignored.headers,
-            )
-            submitted = self._serving.submitted(
-                rid, requests, options.text, wanted.echoes, stream=options.stream
-            )
-            async with submitted as answer:
-                if options.stream:
-                    await writer.stream(scope, receive, send, answer)
-                else:
-                    kept = KeptAnswer(wanted.echoes, options.likeliest, held)
-                    await writer.whole(scope, receive, send, answer, kept, self._serving.writing)
+        return asked.begin(tenant, len(wanted.requests), tells_of_tokens=of_tokens, now=now)
 
     def _objects(self, began: str | StreamTicket, wanted: WantedAnswer) -> AnswerObjects:
         """Objects of an answer; it begins with this rid, or goes on as a ticket says."""

@@ -7,7 +7,7 @@ Messages are written by this program and quote numbers at most, never what a cli
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from starlette.types import Scope, Send
 
 from router.core.effects import RequestFailed
 from router.replies.anthropic_errors import error_object, speaks_anthropic
+from router.request_context import context_of
 from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
@@ -64,7 +65,7 @@ def error_of(
 ) -> Json:
     """The error object in the shape of the API that a request is for."""
     if speaks_anthropic(scope):
-        return error_object(status, message, scope.get("segue.rid"))
+        return error_object(status, message, context_of(scope).rid)
     return error_body(status, message, param, code)
 
 
@@ -103,14 +104,7 @@ async def send_request_error(
     scope: Scope, send: Send, error: RequestError, retry_after_seconds: float
 ) -> None:
     """The answer to a request that was refused here."""
-    count_refusal(scope, error.status)
+    context_of(scope).connection.count_refusal(error.status)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
     await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
-
-
-def count_refusal(scope: Scope, status: int) -> None:
-    """Count a request that never reaches the core, which counts the others."""
-    count: Callable[[int], None] | None = scope.get("extensions", {}).get("segue.refused", {}).get("count")
-    if count:
-        count(status)

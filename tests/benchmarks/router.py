@@ -101,7 +101,6 @@ class Bench:
             now = asyncio.get_running_loop().time
             self._accounts = UsageAccounts(KeyCounters(), now, logged=False)
             self._quotas = Quotas(lambda: 2, lambda: {KEY.name})
-            self.shell.meter = self._accounts.metered
         for role, count in (("prefill", prefill), ("decode", decode)):
             for number in range(count):
                 hello = _hello(role, f"{role}-{number}")  # type: ignore[arg-type]
@@ -114,8 +113,8 @@ class Bench:
         for _ in range(requests // TOGETHER):
             rids = [f"request{number}" for number in range(self._served, self._served + TOGETHER)]
             self._served += TOGETHER
-            accounts = [self._open(rid) for rid in rids] if self._accounts else []
-            await self._begin(rids)
+            accounts = [] if self._accounts is None else [self._open(rid) for rid in rids]
+            await self._begin(rids, accounts)
             for index in range(1, tokens):
                 await self._step(rids, index)
             await self._say({rid: Finished(rid, 1, tokens, "length") for rid in rids})
@@ -144,12 +143,11 @@ class Bench:
         account.quota.leave()
         self._accounts.close(account)
 
-    async def _begin(self, rids: list[str]) -> None:
-        for rid in rids:
+    async def _begin(self, rids: list[str], accounts: list[UsageAccount]) -> None:
+        for number, rid in enumerate(rids):
             params = SamplingParams(max_new_tokens=1000, seed=0)
-            self.shell.submit(
-                ClientRequest(rid=rid, model="m", token_ids=PROMPT, params=params), SilentSink()
-            )
+            request, sink = ClientRequest(rid=rid, model="m", token_ids=PROMPT, params=params), SilentSink()
+            self.shell.submit(*accounts[number].metered(request, sink) if accounts else (request, sink))
         pages = tuple(range(pages_for_tokens(len(PROMPT), LIMITS.page_size)))
         holders = {rid: holder_of(self.links.peers[rid]) for rid in rids}
         batons = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from router.openai.answers.openai_objects import AnswerObjects, Event, usage_jso
 from router.openai.answers.response_stream import ResponseStream, TextDelta
 from router.openai.answers.resumable_streams import StreamMarks
 from router.replies.replies import Headers, send_failure, send_start
+from router.request_context import RequestContext
 from shared.primitives.errors import RequestError
 
 log = structlog.get_logger(__name__)
@@ -44,7 +45,7 @@ class AnswerWriter:
     def __init__(
         self,
         settings: RouterConfig,
-        rid: str,
+        context: RequestContext,
         objects: AnswerObjects,
         held: HeldBytes,
         *,
@@ -55,18 +56,21 @@ class AnswerWriter:
         self._held = held
         self._marks = marks
         self._settings = settings
-        self._rid = rid
+        self._rid = context.rid
+        self._connection = context.connection
         self._objects = objects
         self._usage_chunk = usage_chunk
         self._headers = headers
 
     async def stream(self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream) -> None:
         """Write the answer as it comes, unless the client hangs up."""
-        _watch_backlog(scope, answer)
+        self._connection.watch_backlog(lambda: answer.backlog_bytes)
         async with _watch_disconnect(receive, answer):
             await self._stream(scope, send, answer)
         if answer.cut:
-            await _abort(scope, receive)
+            self._connection.abort()
+            while (await receive())["type"] != "http.disconnect":  # wait until that has happened
+                pass
 
     async def whole(
         self,
@@ -153,14 +157,6 @@ class AnswerWriter:
         return b"".join(events)
 
 
-def _watch_backlog(scope: Scope, answer: ResponseStream) -> None:
-    """Let the connection count what it has not taken of this answer."""
-    watch: Callable[[Callable[[], int]], None] | None
-    watch = scope.get("extensions", {}).get("segue.backlog", {}).get("watch")
-    if watch:
-        watch(lambda: answer.backlog_bytes)
-
-
 @contextlib.asynccontextmanager
 async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIterator[asyncio.Task[None]]:
     """Abandon the answer as soon as the client hangs up; gives the task that ends then."""
@@ -175,15 +171,6 @@ async def _watch_disconnect(receive: Receive, answer: ResponseStream) -> AsyncIt
         yield task
     finally:
         task.cancel()
-
-
-async def _abort(scope: Scope, receive: Receive) -> None:
-    """Drop the connection with its unread data, and wait until that has happened."""
-    abort: Callable[[], None] | None = scope.get("extensions", {}).get("segue.abort", {}).get("abort")
-    if abort:
-        abort()
-        while (await receive())["type"] != "http.disconnect":
-            pass
 
 
 def _event(event: Event) -> bytes:

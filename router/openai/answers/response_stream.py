@@ -176,10 +176,11 @@ class Choice:
         stop_token_ids: Collection[int] = (),
         with_token_ids: bool = False,
         parser: AnswerParser | None = None,
+        thoughts: ThoughtTokens | None = None,
         shows_thoughts: bool = True,
         begins_at: int = 0,
     ):
-        """`begins_at`: characters of the choice's text that come before its output."""
+        """`thoughts` counts those of `parser`. `begins_at`: characters of the text that come before the output."""
         self._index = index
         self._answer = answer
         self._detokenizer = detokenizer
@@ -192,7 +193,7 @@ class Choice:
         self._tokens = 0  # that came so far
         self._chars = begins_at  # of the text so far, counted where logprobs are asked for
         self._parser = parser
-        self._thoughts = ThoughtTokens(parser) if parser and parser.reads_thoughts else None
+        self._thoughts = thoughts
         self._shows_thoughts = shows_thoughts
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:

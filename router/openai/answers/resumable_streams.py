@@ -25,6 +25,7 @@ from starlette.types import Scope
 from router.openai.answers.response_stream import TextDelta
 from router.openai.answers.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
 from router.parsers.answer_parser import NAMES, AnswerDelta
+from router.request_context import context_of
 from shared.primitives.errors import RequestError
 from shared.primitives.holders import Holders
 from shared.primitives.metric_fields import all_declared, total
@@ -63,10 +64,9 @@ class StreamHeaders:
         return self.resumable or self.last_event_id is not None or self.idempotency_key is not None
 
 
-def read_stream_headers(scope: Scope) -> StreamHeaders:
+def read_stream_headers(scope: Scope, key: ApiKey | None) -> StreamHeaders:
     """Raises `RequestError` for one that is wrong."""
     found = {name: value for name, value in scope["headers"] if name in _HEADERS}
-    key: ApiKey | None = scope.get("segue.key")
     if not found:
         return StreamHeaders(key.name if key else "")
     resumable = found.get(b"x-segue-resumable", b"false").strip().lower()
@@ -190,10 +190,11 @@ class AskedStream:
     def __init__(self, resuming: Resuming, scope: Scope, fingerprint: str):
         """Raises `RequestError` for a header that is wrong."""
         self.plan = StreamPlan()
-        self._headers = read_stream_headers(scope)
+        context = context_of(scope)
+        self._headers = read_stream_headers(scope, context.key)
         self._resuming = resuming
         self._path = str(scope["path"])
-        self._rid = str(scope["segue.rid"])
+        self._rid = context.rid
         self._fingerprint = fingerprint
 
     def seed_for(self, body: bytes | bytearray, seed: int | None, *, stream: bool) -> int | None:

@@ -366,7 +366,7 @@ class RunningRouter:
         failure = RequestFailed(503, "shutting down")
         if self._settings.api_keys_file:
             ring = KeyRing(self._settings.api_keys_file)
-            self.keyed = KeyedClients(ring, self._settings, self.shell, lambda: self.routers_ready)
+            self.keyed = KeyedClients(ring, self._settings, lambda: self.routers_ready)
         behind_keys = self.keyed.guard if self.keyed else lambda app: app
         app = make_app(serving, self.health, router_peers.draw_rid, behind_keys)
         self._server = Server(

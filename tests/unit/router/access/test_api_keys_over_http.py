@@ -350,5 +350,4 @@ def test_thousands_of_wrong_keys_leave_nothing_behind(keyed: RunningRouter) -> N
 def test_where_there_is_no_file_nothing_of_keys_is_made(router: RunningRouter) -> None:
     assert ask(router, "anything").status_code == 200
     assert router.keyed is None
-    assert router.shell.meter is None
     assert "segue_usage" not in router.http.get(f"{router.admin_url}/metrics").text

@@ -16,6 +16,7 @@ from router.openai.fields.request_body import BodyReader
 from router.replies.replies import DisconnectedError, OverloadedError
 from shared.primitives.errors import RequestError
 from tests.fuzzing import fuzzed
+from tests.unit.router.request_contexts import scope_of
 
 BODY_BYTES, BUDGET_BYTES = 1000, 4000
 EVENTS = st.one_of(st.integers(0, 700), st.just("end"), st.just("hang up"), st.just("cancel"))
@@ -28,7 +29,7 @@ def settings() -> RouterConfig:
 
 async def one_request(reader: BodyReader, tenant: str, events: list[Any]) -> None:
     """A client whose body arrives as `events` say; it holds the body for a while once it is whole."""
-    scope = {"type": "http", "headers": [], "client": (tenant, 1)}
+    scope = scope_of(type="http", headers=[], client=(tenant, 1))
     left = iter(events)
 
     async def receive() -> dict[str, Any]:
@@ -75,7 +76,7 @@ def test_a_body_weighs_until_its_request_is_done_with_it() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": chunks.pop(0), "more_body": bool(chunks)}
 
-        async with reader.read({"type": "http", "headers": [], "client": ("a", 1)}, receive) as body:
+        async with reader.read(scope_of(type="http", headers=[], client=("a", 1)), receive) as body:
             assert body == b"x" * 500 + b"y" * 300
             assert reader.budget.held_bytes == 800
         assert reader.budget.held_bytes == 0
@@ -91,7 +92,7 @@ def test_the_body_of_one_client_leaves_room_for_another_ones() -> None:
             async def receive() -> dict[str, Any]:
                 return {"type": "http.request", "body": b"x" * size, "more_body": False}
 
-            return reader.read({"type": "http", "headers": [], "client": (client, 1)}, receive)
+            return reader.read(scope_of(type="http", headers=[], client=(client, 1)), receive)
 
         async with body("a", BODY_BYTES), body("a", BODY_BYTES):
             with pytest.raises(OverloadedError):

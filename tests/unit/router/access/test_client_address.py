@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from router.access.client_address import client_of, tenant_of
+from tests.unit.router.request_contexts import scope_of
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 
 
@@ -57,8 +58,8 @@ def test_a_trusted_proxy_names_its_clients(model_folder: Path) -> None:
     ],
 )
 def test_an_ipv6_client_is_its_network(host: str, tenant: str) -> None:
-    assert tenant_of({"client": (host, 1)}) == client_of((host, 1, 0, 3)) == tenant
+    assert tenant_of(scope_of(client=(host, 1))) == client_of((host, 1, 0, 3)) == tenant
 
 
 def test_a_connection_without_an_address_has_no_name() -> None:
-    assert tenant_of({"client": None}) == client_of(None) == client_of("/run/router.sock") == ""
+    assert tenant_of(scope_of(client=None)) == client_of(None) == client_of("/run/router.sock") == ""

@@ -45,7 +45,8 @@ class Books:
         self.quota.follow(KEY, 1, 0.0)
 
     def open(self, rid: str = "r") -> UsageAccount:
-        return self.accounts.open(rid, KEY, self.quota)
+        self.account = self.accounts.open(rid, KEY, self.quota)
+        return self.account
 
     def submit(
         self, rid: str = "r", prompt: int = 10, sampling_group: str = ""
@@ -54,7 +55,7 @@ class Books:
         asked = ClientRequest(
             rid=rid, model="m", token_ids=(1,) * prompt, params=params, sampling_group=sampling_group
         )
-        return *self.accounts.metered(asked, reader), reader
+        return *self.account.metered(asked, reader), reader
 
     def asked(self, rid: str, prompt: int, max_tokens: int) -> ClientRequest:
         params = SamplingParams(max_new_tokens=max_tokens, seed=0)
@@ -143,7 +144,7 @@ def test_what_was_reserved_is_paid_from_and_what_is_left_given_back_however_it_e
     requests = [books.asked(f"r-{index}", 10, 300) for index in range(3)]
     account.reserve(requests, 0.0)
     assert books.paid == 3 * (10 + RESERVED_OUTPUT_MAX)
-    first, second = (books.accounts.metered(request, AnswerReader())[1] for request in requests[:2])
+    first, second = (account.metered(request, AnswerReader())[1] for request in requests[:2])
     first.tokens((1,) * 20, ())
     assert books.paid == 3 * (10 + RESERVED_OUTPUT_MAX), "paid from what is reserved"
     first.ended(RequestCompleted("stop", Usage(10, 20, 0)))

@@ -22,6 +22,7 @@ from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 from shared.wire.sampling_params import SamplingParams
+from tests.unit.router.request_contexts import scope_of
 from tests.unit.router.scripted_workers import MODEL
 
 USER = {"role": "user", "content": "fox"}
@@ -58,7 +59,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
 ) -> None:
     endpoint = CompletionEndpoint(serving, "chat" if "messages" in fields else "completions")
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
-    scope = {"headers": [(b"idempotency-key", b"k")], "path": "/", "segue.rid": "r"}
+    scope = scope_of(headers=[(b"idempotency-key", b"k")], path="/")
     asked = AskedStream(serving.resuming, scope, "")
     kept = endpoint._wanted("r", "somebody", body, 256, asked)
     body.clear()  # raises BufferError while anything refers to its bytes
