@@ -15,7 +15,7 @@ from router.openai.answers.kept_answer import KeptAnswer
 from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.openai_objects import AnswerObjects
 from router.openai.answers.prompt_echo import EchoChoice, PromptEcho
-from router.openai.answers.response_stream import Choice
+from router.openai.answers.response_stream import Choice, ResponseStream
 from router.openai.answers.resumable_streams import StreamMarks
 from router.openai.fields.ignored import Ignored
 from router.openai.generation_request import AnswerOptions
@@ -80,19 +80,12 @@ async def write_answer(
         Exchange                        HTTP's framing
         ClientConnection, ClientOutput  to the socket
     """
-    shell, tokenizer = serving.shell, serving.tokenizer
-    options, text = wanted.options, wanted.options.text
+    options, text, headers = wanted.options, wanted.options.text, wanted.ignored.headers
     with serving.answers.hold(wanted.requests[0].tenant) as holding:
         held = HeldBytes(holding, wanted.asked, serving.answer_bytes_max)
         wanted.ignored.log(context.rid)
         writer = AnswerWriter(
-            serving.settings,
-            context,
-            objects,
-            held,
-            usage_chunk=usage_chunk,
-            marks=marks,
-            headers=wanted.ignored.headers,
+            serving.settings, context, objects, held, usage_chunk=usage_chunk, marks=marks, headers=headers
         )
         rids = [request.rid for request in wanted.requests]
         with serving.answer_of(rids, context.rid) as answer:
@@ -100,31 +93,42 @@ async def write_answer(
                 if answer.complete:
                     break
                 echo = wanted.echoes[index] if wanted.echoes else None
-                parser = text.reading.parser(tokenizer, request.token_ids) if text.reading else None
-                choice = Choice(
-                    index,
-                    answer,
-                    _detokenizer(tokenizer, request, text),
-                    StopStrings(text.stops, include=text.include_stop),
-                    partial(shell.stop, request.rid),
-                    stop_token_ids=request.params.stop_token_ids,
-                    with_token_ids=text.token_ids,
-                    parser=parser,
-                    thoughts=ThoughtTokens(parser) if parser and parser.reads_thoughts else None,
-                    shows_thoughts=text.reading is None or text.reading.shows_thoughts,
-                    begins_at=len(echo.text) if echo else 0,
-                )
+                choice = _choice(index, request, answer, text, serving, echo)
                 sink: TokenSink = choice
                 if echo:
                     sink = EchoChoice(index, answer, echo, choice, streamed=options.stream)
                 if context.account is not None:
                     request, sink = context.account.metered(request, sink)
-                shell.submit(request, sink)
+                serving.shell.submit(request, sink)
             if options.stream:
                 await writer.stream(scope, receive, send, answer)
             else:
                 kept = KeptAnswer(wanted.echoes, options.likeliest, held)
                 await writer.whole(scope, receive, send, answer, kept, serving.writing)
+
+
+def _choice(
+    index: int,
+    request: ClientRequest,
+    answer: ResponseStream,
+    text: TextOptions,
+    serving: OpenAIServing,
+    echo: PromptEcho | None,
+) -> Choice:
+    parser = text.reading.parser(serving.tokenizer, request.token_ids) if text.reading else None
+    return Choice(
+        index,
+        answer,
+        _detokenizer(serving.tokenizer, request, text),
+        StopStrings(text.stops, include=text.include_stop),
+        partial(serving.shell.stop, request.rid),
+        stop_token_ids=request.params.stop_token_ids,
+        with_token_ids=text.token_ids,
+        parser=parser,
+        thoughts=ThoughtTokens(parser) if parser and parser.reads_thoughts else None,
+        shows_thoughts=text.reading is None or text.reading.shows_thoughts,
+        begins_at=len(echo.text) if echo else 0,
+    )
 
 
 def _detokenizer(tokenizer: Tokenizer, request: ClientRequest, options: TextOptions) -> Detokenizer:
