@@ -27,6 +27,7 @@ from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
+from router.core.requests.reservations import Reservations
 from router.core.requests.tenants import Tenant
 from router.core.worker_events.membership import Membership
 from router.core.worker_events.silent_workers import SilentWorkers
@@ -50,22 +51,29 @@ class RouterCore:
             prefixes, (settings.model_name,), settings.indexed_roles, settings.prefilling_per_slot
         )
         self._effects: list[RouterEffect] = []
-        self._requests = RequestTable(settings, self.counters, prefixes, self._effects)
+        self._reservations = Reservations(settings, prefixes, self._effects)
+        self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
-            settings, self.fleet, self._requests, self.counters, self._effects
+            settings, self.fleet, self._requests, self._reservations, self.counters, self._effects
         )
         self._replies = WorkerReplies(
             settings,
             self._requests,
+            self._reservations,
             self._backpressure,
             self._unreachable_pairs,
             self._silent_workers,
             self.counters,
         )
         self._membership = Membership(
-            self.fleet, self._requests, self._unreachable_pairs, self.counters, self._effects
+            self.fleet,
+            self._requests,
+            self._reservations,
+            self._unreachable_pairs,
+            self.counters,
+            self._effects,
         )
         self._worker_faults = WorkerFaults(
             self.fleet, self._requests, self._membership, self.counters, self._effects
@@ -77,12 +85,12 @@ class RouterCore:
 
     def submit(self, request: ClientRequest, now: float) -> None:
         """A client's request; the answer, also a refusal, comes as effects."""
-        tenant = self._requests.tenants.find(request.tenant, now)
-        failed = refusal(request, self.fleet, len(self._requests.reservations.waiting), self.settings)
+        tenant = self._requests.find_tenant(request.tenant, now)
+        failed = refusal(request, self.fleet, len(self._reservations.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
         if failed is None:
-            seconds = self._backpressure.seconds_to_wait(self._requests.reservations.waiting, request, now)
+            seconds = self._backpressure.seconds_to_wait(self._reservations.waiting, request, now)
             failed = wait_refusal(seconds, self.settings)
         if failed is not None:
             self._requests.refuse(request, failed)
@@ -142,11 +150,11 @@ class RouterCore:
 
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
-        for kind, name in self._requests.reservations.deadlines.due(now):
+        for kind, name in self._reservations.deadlines.due(now):
             if kind in ("pause", "rest"):
                 self._placeable = True
             elif kind == "renew":
-                self._requests.reservations.renew(self._requests.live[name], now)
+                self._reservations.renew(self._requests.live[name], now)
             elif kind in ("stall", "silent", "trial"):
                 self._placeable |= self._silent_workers.due(kind, name, now)
             else:
@@ -155,7 +163,7 @@ class RouterCore:
 
     def next_deadline(self) -> float | None:
         """When `tick` has something to do at the latest; None: nothing."""
-        return self._requests.reservations.deadlines.next()
+        return self._reservations.deadlines.next()
 
     # ---- outputs -----------------------------------------------------------------------------------------------
 
@@ -168,7 +176,7 @@ class RouterCore:
     def debug(self, rid: str) -> dict[str, object] | None:
         """What became of a request, live or lately ended; None: not known (any more)."""
         live = self._requests.live.get(rid)
-        return live.debug() if live is not None else self._requests.ended.get(rid)
+        return live.debug() if live is not None else self._requests.find_ended(rid)
 
     @property
     def requests_by_state(self) -> dict[str, int]:
@@ -212,7 +220,7 @@ class RouterCore:
                 live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
             )
         elif kind == "wait" and (until := self._waits_for_group(live, now)) > now:
-            self._requests.reservations.deadlines.set(("wait", live.rid), until)
+            self._reservations.deadlines.set(("wait", live.rid), until)
         else:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
             self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
@@ -226,7 +234,7 @@ class RouterCore:
         if self._placeable:
             self._placeable = False
             self._place_ready(now)
-            waiting = self._requests.reservations.waiting.in_order()
+            waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)
             self._serve(waiting, self._to_prefill, attempts, now)
             self._backpressure.waiting_passed(attempts, now)
@@ -237,14 +245,14 @@ class RouterCore:
         In another order a draining worker at saturation would keep its streams until it ends: new requests would take
         each slot that falls free, or the room that a migration had reserved.
         """
-        ready = self._requests.reservations.ready.in_order()
+        ready = self._reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]
         attempts = PlacementPass(self.settings.backfill_max)
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
         self._serve(others, self._to_decode, attempts, now)
-        self._backpressure.ready_passed(attempts, self._requests.reservations.ready.in_order(), now)
+        self._backpressure.ready_passed(attempts, self._reservations.ready.in_order(), now)
 
     def _serve(
         self,
@@ -307,7 +315,7 @@ class RouterCore:
         """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""
         ready_max = self.settings.ready_max
         share = share_of(ready_max, self.settings.tenant_share_max)
-        standing = sum(by_tenant.total() for by_tenant in self._requests.before_decode.values())
+        standing = self._requests.count_before_decode()
         if standing >= ready_max or tenant.before_decode >= share:
             return []
         full = self._backpressure.full_lanes(tenant, now)

@@ -31,13 +31,13 @@ from router.core.effects import (
     RouterEffect,
     outcome_word,
 )
-from router.core.fleet.prefix_index import PrefixIndex, block_names
+from router.core.fleet.prefix_index import block_names
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
 from router.core.requests.sampling_group import SamplingGroups
-from router.core.requests.tenants import Tenants
+from router.core.requests.tenants import Tenant, Tenants
 from router.placement_policies import Need, Placement
 from shared.batch.effects import Note
 from shared.primitives.errors import InvariantError
@@ -59,7 +59,7 @@ class RequestTable:
         self,
         settings: RouterConfig,
         counters: RouterCounters,
-        prefixes: PrefixIndex,
+        reservations: Reservations,
         effects: list[RouterEffect],
     ):
         self.live: dict[str, LiveRequest] = {}
@@ -69,7 +69,7 @@ class RequestTable:
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
         self.sampling_groups = SamplingGroups()
-        self.reservations = Reservations(settings, prefixes, effects)
+        self.reservations = reservations
         self._effects = effects
         self._settings = settings
         self._counters = counters
@@ -104,6 +104,18 @@ class RequestTable:
         live.wait_until = now + self._settings.waiting_seconds_max
         self.reservations.enqueue(live)
         return live
+
+    def find_tenant(self, name: str, now: float) -> Tenant:
+        """Whoever sends requests under this name."""
+        return self.tenants.find(name, now)
+
+    def count_before_decode(self) -> int:
+        """How many requests tie up, or soon will, pages of prefill workers."""
+        return sum(by_tenant.total() for by_tenant in self.before_decode.values())
+
+    def find_ended(self, rid: str) -> dict[str, object] | None:
+        """What is known of a request that ended lately; None if it is forgotten."""
+        return self.ended.get(rid)
 
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
         """Answer a request that is not admitted."""

@@ -10,7 +10,7 @@ from router.core.effects import FleetPaired, RouterEffect
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.request_table import RequestTable
-from router.core.requests.reservations import Deadline
+from router.core.requests.reservations import Deadline, Reservations
 from shared.batch.effects import Note
 from shared.links.events import PeerUp
 from shared.wire import messages
@@ -26,6 +26,7 @@ class Membership:
         self,
         fleet: Fleet,
         requests: RequestTable,
+        reservations: Reservations,
         unreachable_pairs: UnreachablePairs,
         counters: RouterCounters,
         effects: list[RouterEffect],
@@ -35,6 +36,7 @@ class Membership:
         )
         self._fleet = fleet
         self._requests = requests
+        self._reservations = reservations
         self._unreachable_pairs = unreachable_pairs
         self._counters = counters
         self._effects = effects
@@ -64,23 +66,23 @@ class Membership:
             return
         self._note_missing_roles()
         for kind in OF_A_WORKER:
-            self._requests.reservations.deadlines.clear((kind, peer))
+            self._reservations.deadlines.clear((kind, peer))
         self._unreachable_pairs.down(peer)
         for rid in list(worker.reserved):
-            self._requests.reservations.forget_target(self._requests.live[rid])
+            self._reservations.forget_target(self._requests.live[rid])
         cause = f"lost_{worker.hello.role}"
         for rid in [*worker.assigned, *worker.leases]:
             live = self._requests.live[rid]
             if live.waits_on is worker:
                 self._requests.lose(live, peer, cause, now)
             else:  # the decode worker will find out by itself whether it has all pages
-                self._requests.reservations.forget_lease(live)
+                self._reservations.forget_lease(live)
 
     def drain(self, worker: Worker) -> None:
         """A worker takes nothing new from now on, and is answered that this router knows."""
         self._fleet.drain(worker)
         self._note_missing_roles()
-        self._requests.reservations.send(worker, messages.DrainAck())
+        self._reservations.send(worker, messages.DrainAck())
         fields = {"worker": worker.peer, "requests": len(worker.assigned), "leases": len(worker.leases)}
         self._effects.append(Note("fleet.worker_draining", fields))
 

@@ -30,7 +30,7 @@ from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.lifecycle import RequestEvent
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
-from router.core.requests.reservations import Deadline
+from router.core.requests.reservations import Deadline, Reservations
 from shared.batch.effects import Note
 from shared.wire.messages import WORKER_ROLES, Role
 
@@ -52,12 +52,14 @@ class SilentWorkers:
         settings: RouterConfig,
         fleet: Fleet,
         requests: RequestTable,
+        reservations: Reservations,
         counters: RouterCounters,
         effects: list[RouterEffect],
     ):
         self._settings = settings
         self._fleet = fleet
         self._requests = requests
+        self._reservations = reservations
         self._counters = counters
         self._effects = effects
         self._answers: dict[Role, deque[Answer]] = {role: deque(maxlen=ANSWERS_MAX) for role in WORKER_ROLES}
@@ -84,7 +86,7 @@ class SilentWorkers:
         """Cancel a request, and try it again, if its worker is up and may have forgotten it; returns whether it did."""
         worker = live.worker
         assert worker is not None, live.rid
-        if not self._requests.reservations.has_stalled(live, now):
+        if not self._reservations.has_stalled(live, now):
             return False
         fields = {
             "rid": live.rid,
@@ -107,7 +109,7 @@ class SilentWorkers:
         due = max(self._heard_at(worker), next(iter(worker.assigned.values())).sent_at) + seconds
         if now < due or not self._is_silent(worker, now - seconds):
             again = due if now < due else now + seconds / LOOKS
-            self._requests.reservations.deadlines.set(("silent", peer), again)
+            self._reservations.deadlines.set(("silent", peer), again)
             return False
         self._convict(worker, now)
         return True

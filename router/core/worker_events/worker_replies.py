@@ -19,6 +19,7 @@ from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
+from router.core.requests.reservations import Reservations
 from router.core.requests.sampling_group import PATIENCE_SECONDS, SamplingGroup
 from router.core.worker_events.silent_workers import SilentWorkers
 from shared.kv.page_pool import pages_for_tokens
@@ -62,6 +63,7 @@ class WorkerReplies:
         self,
         settings: RouterConfig,
         requests: RequestTable,
+        reservations: Reservations,
         backpressure: Backpressure,
         unreachable_pairs: UnreachablePairs,
         silent_workers: SilentWorkers,
@@ -72,6 +74,7 @@ class WorkerReplies:
         self._unreachable_pairs = unreachable_pairs
         self._silent_workers = silent_workers
         self._requests = requests
+        self._reservations = reservations
         self._counters = counters
         self.recipient: LiveRequest | None = None  # that the last message was about
 
@@ -131,7 +134,7 @@ class WorkerReplies:
         output_len = message.index + len(message.token_ids)
         if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
-        self._requests.reservations.waiting.served(live)
+        self._reservations.waiting.served(live)
         self._backpressure.computed(now - live.state_since)
         self._silent_workers.answered(live, worker, message.cached_tokens)
         if live.sampling_group is not None:
@@ -139,7 +142,7 @@ class WorkerReplies:
         if live.cached_tokens is None:
             live.cached_tokens = self._reported(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
-        self._requests.reservations.correct_index(live, message.cached_tokens)
+        self._reservations.correct_index(live, message.cached_tokens)
         self._counters.prefill_queue_seconds.append(message.queue_seconds)
         self._counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, message.logprobs, now)
@@ -164,7 +167,7 @@ class WorkerReplies:
     def _computed(self, group: SamplingGroup, worker: Worker, now: float) -> None:
         """The worker has the prompt of a group. When its siblings have waited long enough for it they go anywhere."""
         group.computed(worker, now)
-        self._requests.reservations.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
+        self._reservations.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
 
     def _joined(self, live: LiveRequest, worker: Worker, message: messages.Joined, now: float) -> bool:
         """Returns whether a pair of workers was taken for apart until now."""
@@ -203,7 +206,7 @@ class WorkerReplies:
         again = partial(self._requests.try_again, live, now=now, peer=worker.peer)
         if live.state is RequestState.READY:
             self._counters.stale_batons["lease_ended"] += 1
-            self._requests.reservations.forget_lease(live)
+            self._reservations.forget_lease(live)
             again(RequestEvent.LEASE_ENDED, cause="lease_ended")
         elif message.reason == "too_long":
             failed = RequestFailed(
@@ -239,9 +242,7 @@ class WorkerReplies:
         if live.holder is not None:
             self._unreachable_pairs.failed(live.holder, worker, now)
             pair = f"{live.holder.peer} {worker.peer}"
-            self._requests.reservations.deadlines.set(
-                ("pause", pair), now + self._settings.unreachable_seconds
-            )
+            self._reservations.deadlines.set(("pause", pair), now + self._settings.unreachable_seconds)
             live.unread_by += (worker.peer,)
             if len(live.unread_by) < FETCHES_MAX:
                 self._requests.requeue(live, RequestEvent.UNREACHABLE, now, peer=worker.peer)
@@ -251,7 +252,7 @@ class WorkerReplies:
     def _is_sound(self, baton: Baton, live: LiveRequest, worker: Worker, output_len: int, now: float) -> bool:
         """Whether the baton can be this request's; if not, the request is lost at the worker."""
         if why := unsound_baton(baton, live, worker, output_len):
-            self._requests.reservations.note("fleet.unsound_baton", worker, live, why)
+            self._reservations.note("fleet.unsound_baton", worker, live, why)
             self._lost(live, worker, "baton", now)
             return False
         worker.kv_metadata = baton.holder.metadata
@@ -297,7 +298,7 @@ class WorkerReplies:
     def _pause(self, worker: Worker, live: LiveRequest, now: float) -> None:
         pages = worker.assigned[live.rid].pages
         worker.pause(pages, now + self._settings.no_room_seconds, now)
-        self._requests.reservations.deadlines.set(("pause", worker.peer), worker.paused_until)
+        self._reservations.deadlines.set(("pause", worker.peer), worker.paused_until)
 
 
 def _exceeds(live: LiveRequest, tokens: messages.Prefilled | messages.Row) -> bool:
