@@ -140,7 +140,7 @@ def test_a_check_that_fails_ends_its_connection_and_others_are_still_looked_at(
     failed: list[ClientConnection] = []
 
     def fail_once(connection: ClientConnection, now: float, silent_since: float) -> None:
-        if not failed:
+        if not failed and connection._clients is impatient.clients:  # other routers run in this process
             failed.append(connection)
             raise ZeroDivisionError
         check(connection, now, silent_since)

@@ -86,10 +86,10 @@ def test_the_fingerprint_changes_with_what_computes_and_with_nothing_else(model_
         first = fingerprint(router)
         assert first.startswith("fp_")
         fleet, serving = router.core.fleet, router.serving
-        fleet.up("d2", hello("decode", "d2", model_name=MODEL, model="w"))
+        fleet.up("d2", hello("decode", "d2", model_name=MODEL))
         fleet.up("d3", hello("decode", "d3", model_name="another"))
         assert serving.system_fingerprint() == first
-        fleet.up("d4", hello("decode", "d4", model_name=MODEL, model="w", determinism="other kernels"))
+        fleet.up("d4", hello("decode", "d4", model_name=MODEL, determinism="other kernels"))
         assert serving.system_fingerprint() not in (first, None)
         fleet.down("d4")
         assert serving.system_fingerprint() == first
