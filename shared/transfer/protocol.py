@@ -76,7 +76,10 @@ class Fetcher(Protocol):
         """
 
     def abandon(self, fetch_id: int) -> None:
-        """The pages are no longer wanted. `FetchEnded` follows when nothing can land any more; no other event does."""
+        """The pages are no longer wanted. `FetchEnded` follows when nothing can land any more; no other event does.
+
+        It replaces an event that has not been polled. Nothing follows for a fetch whose last event was polled before.
+        """
 
     def poll(self) -> list[FetchEvent]:
         """The events since the last call, oldest first. Fetches advance only here: call it while any is outstanding."""

@@ -1,9 +1,11 @@
 """What a large fleet costs a router that has no room for anybody: real links, shell and core.
 
-    python -m tests.benchmarks.fleet [--prefill 200] [--decode 400] [--loads 6000] [--waiting 1024] [--seconds 60]
+    python -m tests.benchmarks.fleet [--prefill 200] [--decode 400] [--loads 6000] [--room 0] [--waiting 1024]
+        [--seconds 60]
 
 The workers are of another process, so that CPU time is the router's alone, its link thread and ZMQ's among it. They
-tell their load and take no request; the requests wait. Printed are the share of one core, how late the event loop is,
+tell their load and take no request; the requests wait. A share of the loads brings room on decode workers, for which
+the core looks through all that waits. Printed are the share of one core, how late the event loop is,
 and the sessions that ended.
 """
 
@@ -147,6 +149,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=200, help="prefill workers")
     parser.add_argument("--decode", type=int, default=400, help="decode workers")
     parser.add_argument("--loads", type=int, default=6000, help="loads that all workers tell in a second")
+    parser.add_argument("--room", type=float, default=0.0, help="share of decode's loads that bring room")
     parser.add_argument("--waiting", type=int, default=1024, help="requests that wait for a prefill worker")
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
@@ -154,7 +157,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder) / "keys"
         write_new_keys(keys)
-        numbers = map(str, (options.prefill, options.decode, options.loads))
+        numbers = map(str, (options.prefill, options.decode, options.loads, options.room))
         command = [sys.executable, "-m", "tests.benchmarks.fleet_workers", str(keys / "worker.pem"), *numbers]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

@@ -1,12 +1,15 @@
 """Workers of `tests.benchmarks.fleet`: real link ends over CURVE, which only tell their load. One process for all.
 
-    python -m tests.benchmarks.fleet_workers KEYS PREFILL DECODE LOADS_PER_SECOND
+    python -m tests.benchmarks.fleet_workers KEYS PREFILL DECODE LOADS_PER_SECOND ROOM
 
-It prints the address of each worker, a line each, and ends when its standard input is closed.
+It prints the address of each worker, a line each, and ends when its standard input is closed. ROOM is the share of the
+decode workers' loads that bring room: each of them has the router look through all that waits. No prefill worker ever
+has room, so nothing is placed.
 """
 
 from __future__ import annotations
 
+import random
 import select
 import sys
 import time
@@ -39,6 +42,7 @@ class FakeWorker:
             limits=LIMITS,
         )
         self._end = WorkerEnd(hello, link_settings(), LinkCounters())
+        self.role = role
         self._sessions: dict[str, int] = {}  # by router
         self.socket = context.socket(zmq.ROUTER)
         self.socket.curve_server = True
@@ -74,8 +78,17 @@ class FakeWorker:
         self._end.notes.clear()
 
 
+def _load(number: int, *, roomy: bool) -> Load:
+    """A load that differs from the one before; a roomy one brings slots and pages where there were none."""
+    queued_tokens = number % 4096
+    if roomy:
+        return Load(queued_tokens=queued_tokens, free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    return Load(queued=8, queued_tokens=queued_tokens, free_pages=number % 64, accepting=False)
+
+
 def main() -> None:
-    path, prefill, decode, per_second = sys.argv[1], *map(int, sys.argv[2:])
+    path, prefill, decode, per_second = sys.argv[1], *map(int, sys.argv[2:5])
+    room = float(sys.argv[5])
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 8192)
     keys = read_keys(path, "worker")
@@ -96,8 +109,8 @@ def main() -> None:
             by_socket[source].read(poller, now)
         due = int((now - began) * per_second)
         for number in range(told, due):
-            load = Load(queued=8, queued_tokens=number % 4096, free_pages=number % 64, accepting=False)
-            workers[number % len(workers)].tell(load, now)
+            worker = workers[number % len(workers)]
+            worker.tell(_load(number, roomy=worker.role == "decode" and random.random() < room), now)
         told = due
         for worker in workers:
             worker.flush(poller, now)

@@ -14,7 +14,13 @@ from tests.benchmarks.virtual_cluster.figures import Figures
 from tests.benchmarks.virtual_cluster.fleet_scenarios import FLEET_SCENARIOS
 from tests.benchmarks.virtual_cluster.load_scenarios import LOAD_SCENARIOS
 from tests.benchmarks.virtual_cluster.picture import draw
-from tests.benchmarks.virtual_cluster.scenario import RunCurves, ScenarioSize, VirtualResult, run_scenario
+from tests.benchmarks.virtual_cluster.scenario import (
+    ROUTERS,
+    RunCurves,
+    ScenarioSize,
+    VirtualResult,
+    run_scenario,
+)
 
 SCENARIOS = LOAD_SCENARIOS | FLEET_SCENARIOS
 
@@ -64,6 +70,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--encode", action="store_true", help="encode and decode every message, which takes longer"
     )
+    parser.add_argument(
+        "--routers",
+        type=int,
+        nargs="*",
+        default=ROUTERS,
+        help="routers with which the scenarios of several pods are run besides; nothing behind it: none",
+    )
     parser.add_argument("--json", type=Path, help="file that gets all figures")
     parser.add_argument("--picture", type=Path, help="PNG that shows the curves of all runs")
     return parser.parse_args()
@@ -79,7 +92,9 @@ def main() -> None:
     curves: dict[str, RunCurves] = {}
     for name in [*SCENARIOS] if "all" in options.scenario else options.scenario:
         began = time.monotonic()
-        result = run_scenario(SCENARIOS[name], seed=options.seed, size=size, encodes=options.encode)
+        result = run_scenario(
+            SCENARIOS[name], seed=options.seed, size=size, encodes=options.encode, routers=options.routers
+        )
         _show(name, result, time.monotonic() - began)
         results[name] = {
             "seed": options.seed,

@@ -56,9 +56,11 @@ class VirtualFetcher:
         )
 
     def abandon(self, fetch_id: int) -> None:
-        self._reads.discard(fetch_id)
-        self._events = [event for event in self._events if event.fetch_id != fetch_id]
-        self._tell(FetchEnded(fetch_id))
+        unpolled = [event for event in self._events if event.fetch_id == fetch_id]
+        if fetch_id in self._reads or unpolled:
+            self._reads.discard(fetch_id)
+            self._events = [event for event in self._events if event not in unpolled]
+            self._tell(FetchEnded(fetch_id))
 
     def poll(self) -> list[FetchEvent]:
         events, self._events = self._events, []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape, VirtualCluster
 from tests.benchmarks.virtual_cluster.figures import Figures, first_tokens, quantile, second_token_gaps
+
+ROUTERS = (1, 2, 4)  # a scenario of several pods is run with as many, beside as many as it has itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +52,34 @@ class VirtualResult:
 
 
 def run_scenario(
-    scenario: LoadScenario, *, seed: int, size: ScenarioSize, encodes: bool = False
+    scenario: LoadScenario,
+    *,
+    seed: int,
+    size: ScenarioSize,
+    encodes: bool = False,
+    routers: Sequence[int] = ROUTERS,
 ) -> VirtualResult:
-    """Live through all runs of a scenario."""
+    """Live through all runs of a scenario, those of several pods also with as many `routers`."""
     figures, cost, curves = {}, {}, {}
-    for name, shape in scenario.runs(size).items():
+    for name, shape in _with_routers(scenario.runs(size), routers).items():
         cluster = VirtualCluster(shape, seed, encodes=encodes)
         cluster.run()
         figures[name], cost[name] = cluster.figures(), cluster.cost()
         curves[name] = _curves(cluster)
     return VirtualResult(figures, scenario.compared(figures), cost, curves)
+
+
+def _with_routers(shapes: Mapping[str, ClusterShape], routers: Sequence[int]) -> Mapping[str, ClusterShape]:
+    runs: dict[str, ClusterShape] = {}
+    for name, shape in shapes.items():
+        runs[name] = shape
+        if max(shape.prefill_workers, shape.decode_workers) > 1:
+            others = [count for count in routers if count != shape.routers]
+            runs |= {
+                f"{name}, {count} router{'s' * (count > 1)}": replace(shape, routers=count)
+                for count in others
+            }
+    return runs
 
 
 def _curves(cluster: VirtualCluster) -> RunCurves:
