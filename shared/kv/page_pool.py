@@ -15,8 +15,8 @@ request has given up, so the page is not given to another request before the dev
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from shared.primitives.errors import InvariantError
 from shared.primitives.state_table import StateName
@@ -76,6 +76,11 @@ class PagePool:
         """The state of one page."""
         return self._states[page]
 
+    def not_in(self, state: PageState, pages: Iterable[int]) -> list[int]:
+        """The pages among `pages` that are in another state."""
+        states = self._states
+        return [page for page in pages if states[page] is not state]
+
     def allocate(self, count: int, state: PageState) -> list[int]:
         """Take `count` free pages into `state`; raises `InvariantError` if fewer are free."""
         if state not in _ALLOCATED_AS:
@@ -116,9 +121,8 @@ class PagePool:
         """Prove that every page is accounted for exactly once; raises `InvariantError` naming the page."""
         if sum(self._counts.values()) != self.total:
             raise InvariantError(f"{self.total} pages, but the states add up to {self._counts}")
-        met = dict.fromkeys(PageState, 0)
-        for state in self._states:
-            met[state] += 1
+        met = dict.fromkeys(self._counts, 0)
+        met.update(Counter(self._states))
         if met != self._counts:
             raise InvariantError(f"page states {met}, but counted {self._counts}")
         self._check_listed("free list", self._free, PageState.FREE)
@@ -128,16 +132,13 @@ class PagePool:
         if overdue:
             raise InvariantError(f"pages still wait for completed steps {overdue}")
 
-    def _check_listed(self, name: str, pages: Iterable[int], state: PageState) -> None:
-        listed: set[int] = set()
-        for page in pages:
-            if page in listed:
-                raise InvariantError(f"page {page} is twice in the {name}")
-            if self._states[page] is not state:
-                raise InvariantError(f"page {page} is in the {name} but {self._states[page].name}")
-            listed.add(page)
-        if len(listed) != self._counts[state]:
-            raise InvariantError(f"{len(listed)} pages in the {name}, but {self._counts[state]} {state.name}")
+    def _check_listed(self, name: str, pages: Sequence[int], state: PageState) -> None:
+        for page in self.not_in(state, pages)[:1]:
+            raise InvariantError(f"page {page} is in the {name} but {self._states[page].name}")
+        if len(set(pages)) != len(pages):
+            raise InvariantError(f"page {Counter(pages).most_common(1)[0][0]} is twice in the {name}")
+        if len(pages) != self._counts[state]:
+            raise InvariantError(f"{len(pages)} pages in the {name}, but {self._counts[state]} {state.name}")
 
     def _transfer(self, pages: Iterable[int], before: PageState, after: PageState) -> None:
         count = 0

@@ -190,17 +190,24 @@ class RadixCache:
 
     def check(self) -> None:
         """Prove locks, pages and counts against a walk of the tree; raises `InvariantError`."""
-        held = evictable = nodes = 0
+        pages: list[int] = []
+        evictable = nodes = 0
         pending = [self._root]
         while pending:
             node = pending.pop()
             self._check_node(node)
-            held += len(node.pages)
-            evictable += 0 if node.lock_count else len(node.pages)
-            nodes += len(node.children)
-            pending.extend(node.children.values())
-        if held != self.pool.count(PageState.TREE):
-            raise InvariantError(f"{held} pages in the tree, {self.pool.count(PageState.TREE)} in state TREE")
+            pages += node.pages
+            if not node.lock_count:
+                evictable += len(node.pages)
+            if node.children:
+                nodes += len(node.children)
+                pending += node.children.values()
+        for page in self.pool.not_in(PageState.TREE, pages)[:1]:
+            raise InvariantError(f"page {page} is in the tree but {self.pool.state(page).name}")
+        if len(pages) != self.pool.count(PageState.TREE):
+            raise InvariantError(
+                f"{len(pages)} pages in the tree, {self.pool.count(PageState.TREE)} in state TREE"
+            )
         if (evictable, nodes) != (self.evictable, self._nodes):
             raise InvariantError(
                 f"{evictable} pages unlocked in {nodes} nodes, counted {self.evictable} in {self._nodes}"
@@ -209,14 +216,13 @@ class RadixCache:
     def _check_node(self, node: Node) -> None:
         if len(node.token_ids) != len(node.pages) * self.page_size:
             raise InvariantError(f"{len(node.token_ids)} tokens on pages {node.pages}")
-        for page in node.pages:
-            if self.pool.state(page) is not PageState.TREE:
-                raise InvariantError(f"page {page} is in the tree but {self.pool.state(page).name}")
-        if node.lock_count < sum(child.lock_count for child in node.children.values()):
-            raise InvariantError(f"node of pages {node.pages} is locked less than its children")
+        locks = 0
         for key, child in node.children.items():
             if child.parent is not node or key != self._child_key(child) or not child.attached:
                 raise InvariantError(f"node of pages {child.pages} does not hang where it says")
+            locks += child.lock_count
+        if node.lock_count < locks:
+            raise InvariantError(f"node of pages {node.pages} is locked less than its children")
 
     def _descend(self, tokens: tuple[int, ...], extra_key: str) -> tuple[Node, int, int]:
         """Deepest node reached, tokens matched in all, and of these the tokens within that node."""

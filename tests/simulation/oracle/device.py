@@ -212,7 +212,7 @@ class OracleDevice:
 
     def _extend(self, row: ExtendRow, told: list[TokenLogprobs]) -> _Row | None:
         slot = self._slots[row.slot]
-        cells = [self._read(slot, position) for position in range(row.start)]
+        cells = self._read(slot, row.start)
         for at, token_id in enumerate(row.token_ids):
             self._append(slot, cells, token_id)
             if at < len(row.scores):
@@ -222,7 +222,7 @@ class OracleDevice:
 
     def _decode(self, number: int) -> _Row:
         slot = self._slots[number]
-        cells = [self._read(slot, position) for position in range(slot.kv_len)]
+        cells = self._read(slot, slot.kv_len)
         assert slot.last_token is not None, "a slot without a token to go on from"
         self._append(slot, cells, slot.last_token)
         slot.kv_len = len(cells)
@@ -261,11 +261,15 @@ class OracleDevice:
         self.token_masks.take([row.slot], [slot.last_token])
         return slot.last_token
 
-    def _read(self, slot: Slot, position: int) -> int:
-        page, offset = divmod(position, self.page_size)
-        if page >= len(slot.pages):
-            return self.rng.getrandbits(60)  # the invalid page: everybody scribbles on it
-        return self.pages.cells[slot.pages[page]][offset]
+    def _read(self, slot: Slot, count: int) -> list[int]:
+        """The cells of the slot's first `count` positions."""
+        cells: list[int] = []
+        for page in slot.pages[: -(-count // self.page_size)]:
+            cells += self.pages.cells[page]
+        del cells[count:]
+        while len(cells) < count:
+            cells.append(self.rng.getrandbits(60))  # the invalid page: everybody scribbles on it
+        return cells
 
     def _append(self, slot: Slot, cells: list[int], token_id: int) -> None:
         page, offset = divmod(len(cells), self.page_size)

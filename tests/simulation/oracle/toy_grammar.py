@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 from shared.wire.grammar import Grammar
 from tests.simulation.world.timeline import Action, TimelineProcess
@@ -37,7 +38,12 @@ def state_of(output: Sequence[int]) -> int:
 
 def allowed(state: int, vocab_size: int) -> frozenset[int]:
     """The tokens that may come next."""
-    return frozenset(token_id for token_id in range(vocab_size) if (token_id - state) % CLASSES == 0)
+    return frozenset(range(state % CLASSES, vocab_size, CLASSES))
+
+
+@lru_cache
+def _bits(token_ids: frozenset[int], vocab_size: int) -> bytes:
+    return sum(1 << token_id for token_id in token_ids).to_bytes(vocab_size // 8, "little")
 
 
 def fails(grammar: Grammar, state: int) -> bool:
@@ -82,8 +88,7 @@ class ToyMatcher:
     def compute_bitmask(self) -> bytes:
         if self._clock is not None:
             self._clock.compute_mask()
-        bits = sum(1 << token_id for token_id in allowed(self._state, self._vocab_size))
-        return bits.to_bytes(self._vocab_size // 8, "little")
+        return _bits(allowed(self._state, self._vocab_size), self._vocab_size)
 
     def is_error(self) -> bool:
         return fails(self._grammar, self._state)

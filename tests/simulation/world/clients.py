@@ -70,8 +70,8 @@ class SimulatedClient:
         self.output.extend(token_ids)
         expected = self.answer[0][: len(self.output)]
         assert tuple(self.output) == expected, f"{rid}: output {self.output}, expected {list(expected)}"
-        told = expected_logprobs(self.planned.prompt, self.output, self.planned.params)
-        assert logprobs == told[index:], f"{rid}: logprobs {logprobs} from {index} on"
+        told = self.expected_logprobs[index : len(self.output)]
+        assert logprobs == told, f"{rid}: logprobs {logprobs} from {index} on"
 
     def scored(self, logprobs: Logprobs) -> None:
         """The logprobs of the prompt's tokens come once, in order, as the oracle says, and before all tokens."""
@@ -106,6 +106,11 @@ class SimulatedClient:
     def answer(self) -> tuple[tuple[int, ...], FinishReason | None]:
         """All tokens that must come, and why they end; None: the grammar allows no more."""
         return expected_output(self.planned.prompt, self.planned.params)
+
+    @cached_property
+    def expected_logprobs(self) -> Logprobs:
+        """What is told of all tokens of the answer."""
+        return expected_logprobs(self.planned.prompt, self.answer[0], self.planned.params)
 
     @cached_property
     def expected_scores(self) -> Logprobs:

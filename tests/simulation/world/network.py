@@ -54,6 +54,10 @@ class Side:
     torn: bool = False  # what is sent from here is lost
     gap: bool = False  # something was lost, so nothing more may arrive
     last_arrival: float = 0.0  # of what is sent from here
+    peer: str = field(init=False)  # the name that the other side knows it by
+
+    def __post_init__(self) -> None:
+        self.peer = peer_name(self.endpoint.hello)
 
     @property
     def process(self) -> TimelineProcess:
@@ -94,7 +98,7 @@ class SimulatedLink:
             return
         other = self._other(side)
         side.up = True
-        side.endpoint.deliver(PeerUp(peer_name(other.endpoint.hello), other.endpoint.hello))
+        side.endpoint.deliver(PeerUp(other.peer, other.endpoint.hello))
         if side is self.worker:
             self._transport(self.worker, lambda: self._up(self.router, session))
 
@@ -193,7 +197,7 @@ class SimulatedLink:
             self.network.on_answer(message)
         if not isinstance(message, Novelty):  # the cores of today know no such message
             self.network.fails_at = self.network.lies.errors.get(wire, 0)
-            side.endpoint.deliver(Received(peer_name(sender.endpoint.hello), message))
+            side.endpoint.deliver(Received(sender.peer, message))
             self.network.fails_at = 0
 
     def _down_later(self, side: Side, reason: str) -> None:
@@ -206,7 +210,7 @@ class SimulatedLink:
         other = self._other(side)
         side.up = False
         side.torn = True
-        side.endpoint.deliver(PeerDown(peer_name(other.endpoint.hello), reason))
+        side.endpoint.deliver(PeerDown(other.peer, reason))
         if other.up:
             other.torn = True
             self._down_later(other, reason)
@@ -239,14 +243,15 @@ class Network:
     def send(self, sender: SimulatedEndpoint, peer: str, message: Message) -> None:
         """Give a message to the link between a process and its peer; a peer that is gone loses it."""
         for link in self.links:
-            for side, other in ((link.router, link.worker), (link.worker, link.router)):
-                if side.endpoint is sender and peer_name(other.endpoint.hello) == peer:
-                    link.send(side, message)
+            if link.router.endpoint is sender and link.worker.peer == peer:
+                link.send(link.router, message)
+            elif link.worker.endpoint is sender and link.router.peer == peer:
+                link.send(link.worker, message)
 
     def end_session(self, router: SimulatedEndpoint, peer: str, reason: str) -> None:
         """A router has dropped a worker: it hears nothing of this session any more."""
         for link in self.links:
-            if link.router.endpoint is router and peer_name(link.worker.endpoint.hello) == peer:
+            if link.router.endpoint is router and link.worker.peer == peer:
                 link.end(reason)
 
     def died(self, process: TimelineProcess, *, closes_links: bool = False) -> None:
@@ -269,8 +274,7 @@ class Network:
     @property
     def sessions(self) -> list[tuple[str, str]]:
         """Those that routers have: the uid of the router, and the worker's peer name."""
-        sides = [(link.router.endpoint.hello.uid, link.worker) for link in self.links if link.router.up]
-        return [(uid, peer_name(worker.endpoint.hello)) for uid, worker in sides]
+        return [(link.router.endpoint.hello.uid, link.worker.peer) for link in self.links if link.router.up]
 
     def latency(self) -> float:
         """Of one message, in seconds."""
