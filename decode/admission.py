@@ -16,7 +16,7 @@ then the largest one waits for it. Admission may evict cached pages to free some
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from decode.config import DecodeConfig
 from decode.growth import CachedSum, ExpectedGrowth, NewTokenRatio, OutputLengths, StepRate
@@ -160,6 +160,17 @@ class Admission:
         """Decode steps in which what arrives now has landed or is given up."""
         steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
         return max(steps, self._config.retract_steps)
+
+    def growth_within(self, present: Collection[Req], seconds: float) -> int:
+        """Pages that these requests are expected to take in so many seconds of steps, and no more than ever."""
+        steps = self._step_rate.steps_within(seconds, most=self._context_len)
+        most = sum(
+            self._memory.pages_missing(req, min(req.launched_len + steps, req.final_kv_len))
+            for req in present
+        )
+        growth = self._no_growth()
+        growth.add(present)
+        return min(most, self._memory.pages_for(int(growth.tokens)) + len(present))
 
     def after_retraction(self, running: list[Req]) -> None:
         """Expect more growth."""

@@ -37,7 +37,14 @@ class DecodeConfig(WorkerConfig):
     )
     retractions_max: PositiveInt = Field(
         default=3,
-        description="Retractions after which a request is retracted last. It can still be retracted.",
+        description="Retractions after which a request is retracted last. It can still be retracted, and one whose "
+        "turn is over goes first.",
+    )
+    turn_seconds: Seconds = Field(
+        default=2.0,
+        description="Seconds that a request runs before it leaves for a retracted one that does not fit beside it. "
+        "Shorter while many wait, so that each has had a turn within four times as long; never less than 20 copies "
+        "of its pages to host memory and back.",
     )
     schedule_conservativeness: float = Field(
         default=1.0,

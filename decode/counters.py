@@ -68,6 +68,9 @@ class DecodeCounters(LeaseCounters):
     retractions: int = total(
         "segue_retractions_total", "Requests taken out of the running batch because pages were lacking."
     )
+    turns: int = total(
+        "segue_turns_total", "Running requests that left for a retracted one because their turn was over."
+    )
     backups: int = total("segue_backups_total", "Retracted requests whose pages were copied to host memory.")
     resumes: int = total("segue_resumes_total", "Retracted requests that run again.")
     returned_to_router: int = total(

@@ -3,21 +3,25 @@
     running ─► retracting (its step in flight settles) ─► backing_up ─► retracted ─► restoring ─► joins again
                   └─ may still finish                       └─ no room in host memory: returned to the router
 
-Pages go to host memory and return without recomputation. Retracted requests resume first in, first out, before
-anything new is admitted. Requests below their tenant's share are the exception: a limited number of them is backfilled
-meanwhile. Requests that were retracted often are retracted last, else a large one would never end among many small
-ones. Of the others, victims are of the tenant that holds most; in it the order is SGLang's: fewest output tokens first,
-the longest prompt on ties.
+Pages go to host memory and return without recomputation. Retracted requests stand in line: they resume first in,
+first out, before anything new is admitted. Requests below their tenant's share are the exception: a limited number of
+them is backfilled meanwhile. Where the first in line does not fit for the length of a turn, running ones leave for it
+(`turns`), as far as host memory has room for their pages.
+
+When pages run short, victims are those whose turn is over, and where there is none, those that were retracted seldom:
+else a large one would never end among many small ones. Of these the tenant that holds most loses one: whose turn has
+lasted longest, or while nobody is in line, in SGLang's order: fewest output tokens first, the longest prompt on ties.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
+from decode.turns import Turns
 from shared.batch.effects import Backup, Restore, WorkerEffect
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
@@ -33,6 +37,7 @@ class _Copy:
     req: Req
     host_pages: list[int]
     restoring: bool
+    began: float  # seconds
 
 
 @dataclass(slots=True)
@@ -47,6 +52,10 @@ class Retraction:
     steps_ahead: int  # requests are retracted until this many steps of the others fit
     pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
+    turns: Turns
+    growth_within: Callable[
+        [Collection[Req], float], int
+    ]  # pages that requests are expected to take in seconds
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _backfilled: int = 0
     _copies: dict[int, _Copy] = field(default_factory=dict)
@@ -129,17 +138,70 @@ class Retraction:
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
-        seldom = [req for req in running if req.retractions < self.retractions_max] or running
-        heaviest = heaviest_tenant(seldom)
-        return min(
-            [req for req in seldom if req.tenant == heaviest],
-            key=lambda req: (req.output_len, -req.prompt_len, req.sequence),
-        )
+        among = self.turns.over(running) if self.active else []
+        among = among or [req for req in running if req.retractions < self.retractions_max] or running
+        heaviest = heaviest_tenant(among)
+        of_heaviest = [req for req in among if req.tenant == heaviest]
+        if self.active:
+            return self.turns.longest(of_heaviest)
+        return min(of_heaviest, key=lambda req: (req.output_len, -req.prompt_len, req.sequence))
 
     def start_backups(self) -> list[Req]:
         """Back up the requests whose last step has settled; returns those for which host memory has no room."""
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
         return [req for req in settled if not self._back_up(req)]
+
+    # ---- turns ----
+
+    def look(self, running: Iterable[Req]) -> None:
+        """Note whose turn begins, and who waits."""
+        self.turns.look(running if self.active else (), self.retracted, self.count)
+
+    def take_turns(self, running: Collection[Req], present: Collection[Req], *, has_slot: bool) -> list[Req]:
+        """Retract those whose turn is over, until the first in line fits beside the others; none if it would not fit.
+
+        `present` are all that hold pages and do not leave by themselves. Returns those that leave.
+        """
+        if not self._retracted or not self.turns.has_waited(head := self._retracted[0][0]):
+            return []
+        lacking = self._lacking(head) + self._growth_beside(present) - self.pages_soon_free()
+        if lacking <= 0 and (has_slot or self.settling):
+            return []
+        leaving = self._leaving_for(head, running, present)
+        for req in leaving:
+            self._retract(req)
+        self.counters.turns += len(leaving)
+        return leaving
+
+    def _leaving_for(self, head: Req, running: Iterable[Req], present: Collection[Req]) -> list[Req]:
+        """As few as make room for `head`, and no more than host memory has room for; none if that is not enough."""
+        staying, leaving = list(present), list[Req]()
+        host_free = self.host.free - sum(self.memory.pages_for(req.launched_len) for req in self.settling)
+        lacking = self._lacking(head) - self.pages_soon_free()
+        for req in self.turns.over(req for req in running if req.launched_len < req.final_kv_len):
+            host_free -= self.memory.pages_for(req.launched_len)
+            if host_free < 0:
+                return []
+            staying.remove(req)
+            leaving.append(req)
+            lacking -= self.memory.releasable_pages(req)
+            if lacking + self._growth_beside(staying) <= 0 or not staying:
+                return leaving
+        return []
+
+    def _lacking(self, head: Req) -> int:
+        """Pages that it lacks to resume, beside those that are available and those that the tree has of it."""
+        self.memory.match(head, head.kv_len)
+        lacking = self.memory.pages_for(head.kv_len) - len(head.pages) - self.memory.available_pages
+        self.memory.release(head)
+        return lacking
+
+    def _growth_beside(self, present: Collection[Req]) -> int:
+        """Pages that are kept free beside the first in line: what all are expected to take while it has its turn."""
+        if not present:
+            return 0
+        least = self.pages_wanted(present) + len(present) + 1
+        return max(least, self.growth_within(present, self.turns.seconds)) + self.pages_kept
 
     # ---- back into the batch ----
 
@@ -148,8 +210,7 @@ class Retraction:
         if not self._retracted:
             return None
         restoring = [copy.req for copy in self._copies.values() if copy.restoring]
-        staying = [*present, *restoring]
-        growth_pages = self.pages_wanted(staying) + len(staying) + 1 + self.pages_kept if staying else 0
+        growth_pages = self._growth_beside([*present, *restoring])
         if self.memory.available_pages < growth_pages:
             return None
         req, host_pages = self._retracted[0]
@@ -163,7 +224,9 @@ class Retraction:
             return None
         self._retracted.popleft()
         self.states.advance(req, DecodeEvent.RESTORE_STARTED)
-        self._copy(_Copy(req, host_pages, restoring=True), Restore, host_pages[cached:], pages)
+        self._copy(
+            _Copy(req, host_pages, restoring=True, began=self.turns.now), Restore, host_pages[cached:], pages
+        )
         self.host.move(host_pages, PageState.OWNED, PageState.COPYING)
         return req
 
@@ -178,6 +241,7 @@ class Retraction:
     def on_copy(self, copy_id: int) -> Req:
         """A copy is done; returns its request, which is `retracted`, `joining`, or ended if it was cancelled."""
         copy = self._copies.pop(copy_id)
+        self.turns.copied("restore" if copy.restoring else "backup", copy.began)
         return self._on_restored(copy) if copy.restoring else self._on_backed_up(copy)
 
     def _on_backed_up(self, copy: _Copy) -> Req:
@@ -216,7 +280,12 @@ class Retraction:
         self.states.advance(req, DecodeEvent.BACKUP_STARTED)
         host_pages = self.host.allocate(count, PageState.COPYING)
         self.memory.pool.move(req.owned, PageState.OWNED, PageState.COPYING)
-        self._copy(_Copy(req, host_pages, restoring=False), Backup, req.pages[:count], host_pages)
+        self._copy(
+            _Copy(req, host_pages, restoring=False, began=self.turns.now),
+            Backup,
+            req.pages[:count],
+            host_pages,
+        )
         self.counters.backups += 1
         return True
 

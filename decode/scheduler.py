@@ -30,6 +30,7 @@ from decode.output_buffer import OutputBuffer
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
+from decode.turns import Turns
 from shared.batch.effects import Send, WorkerEffect
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ScheduleBatch
@@ -87,6 +88,8 @@ class DecodeScheduler:
             config.retract_steps,
             self._admission.pages_kept,
             config.retractions_max,
+            Turns(config.turn_seconds),
+            self._admission.growth_within,
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
         self._migrations = Migrations(
@@ -123,7 +126,7 @@ class DecodeScheduler:
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """Pages are in host memory, or back from it."""
-        del now
+        self._retraction.turns.now = now
         req = self._retraction.on_copy(copy_id)
         if req.state is DecodeState.JOINING:
             self._batch.join(req)
@@ -152,12 +155,14 @@ class DecodeScheduler:
 
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: requests whose KV has arrived join, and every running one decodes one token."""
+        self._retraction.turns.now = now
         self._resume_retracted()
         self._admit_waiting()
         self._batch.start_joining()
+        self._retraction.look(self._batch.running.values())
         self._migrations.start()
         self._lease_settled(now)
-        if self._retract_until_fits():
+        if self._take_turns() | self._retract_until_fits():
             self._back_up_settled()
         batch = self._batch.next_step()
         if batch is not None:
@@ -171,6 +176,7 @@ class DecodeScheduler:
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
+        self._retraction.turns.now = now
         rows = self._batch.settle(batch.step, sampled.sat_out)
         self._admission.on_change()
         for row, why in sampled.failed.items():
@@ -336,6 +342,19 @@ class DecodeScheduler:
     def _has_slot_to_resume(self) -> bool:
         kept = self._admission.slots_kept if self._batch.slots_used else 0
         return self._batch.free_slots > kept
+
+    def _take_turns(self) -> bool:
+        """Let those whose turn is over leave for the first in line; whether any left."""
+        if not self._retraction.active:
+            return False
+        leaving = self._retraction.take_turns(
+            self._batch.running.values(),
+            [*self._batch.reqs, *self._transfer_queue.transferring],
+            has_slot=self._has_slot_to_resume(),
+        )
+        for req in leaving:
+            self._batch.remove(req)
+        return bool(leaving)
 
     def _retract_until_fits(self) -> bool:
         """Retract running requests until the next steps of the others fit; whether any was retracted."""

@@ -71,6 +71,7 @@ DECODE_PATHS = [
     "rows_without_mask",
     "retractions",
     "backups",
+    "turns",
     "resumes",
     "returned_to_router",
 ]
@@ -121,6 +122,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at decode: the largest keeps its pages",
     "judged at decode: room by lengths seen",
     "judged at decode: a row misses a step",
+    "judged at decode: the first in line resumes",
+    "judged at decode: those whose turn is over leave",
     "judged at decode: a tenant has used its time for masks",
     "judged at decode: rows that waited longest have masks first",
 ]

@@ -28,6 +28,7 @@ AREAS = {
     "baton",
     "transfer_queue",
     "retraction",
+    "turns",
     "lifecycle",
     "placement",
     "fleets",

@@ -90,6 +90,14 @@ WORKER_BOUNDS = (
         place=DECODE_CONFIG,
     ),
     Bound(
+        "turn_seconds",
+        "the request is retracted, if another one is in line that does not fit beside it",
+        "a retracted request waits for as many turns as others share its memory",
+        f"{UNIT}/decode/test_turns.py"
+        "::test_requests_that_do_not_fit_together_run_in_turns_and_none_pauses_for_long",
+        place=DECODE_CONFIG,
+    ),
+    Bound(
         "BACKFILL_MAX",
         "requests below their share wait until the retracted ones have returned",
         "32 requests below their share go first",

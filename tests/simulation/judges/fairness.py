@@ -50,6 +50,7 @@ from shared.wire.baton import Baton
 from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation.judges import waits
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
+from tests.simulation.judges.turns import TurnJudge
 
 
 class JudgedRouterCore(RouterCore):
@@ -298,6 +299,7 @@ class JudgedDecode(DecodeScheduler):
         self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps
         self._pages_below_share = pages - share_of(pages, share)
+        self._turns, self._now = TurnJudge(config.turn_seconds, self.judged), 0.0
 
     def _admit(self, req: Req, baton: Baton) -> None:
         present = [*self._batch.reqs, *self._transfer_queue.transferring]
@@ -317,7 +319,34 @@ class JudgedDecode(DecodeScheduler):
             self._judge_pages(req)
             self._judge_growth([*present, req])
 
+    def on_copy(self, copy_id: int, now: float) -> None:
+        super().on_copy(copy_id, now)
+        self._turns.copied(self.requests, now)
+
+    def _take_turns(self) -> bool:
+        running, now = [*self._batch.running.values()], self._now
+        self._turns.look(running, [req.state for req in self.requests], now)
+        any_left = super()._take_turns()
+        leaving = [req for req in running if req not in self._batch.running.values()]
+        pool = self.memory.pool
+        if any_left:
+            staying = [req for req in self.requests if req.slot is not None]
+            self._turns.left(leaving, staying, self.memory, now)
+        elif not (
+            self._transfer_queue.in_flight
+            or self._retraction.copying
+            or self._retraction.settling
+            or self._batch.joining
+            or self._migrations.settling
+            or pool.count(PageState.RETIRING)
+            or pool.count(PageState.QUARANTINED)
+            or len(self.leases)
+        ):
+            self._turns.nobody_left(running, self._retraction, now)
+        return any_left
+
     def plan(self, now: float) -> ScheduleBatch | None:
+        self._now = self._retraction.turns.now = now
         self._judge_resumed()
         without_page = self.counters.rows_without_page
         batch = super().plan(now)
@@ -332,6 +361,7 @@ class JudgedDecode(DecodeScheduler):
         beside = self._batch.reqs
         slots_used = self._batch.slots_used
         self._resume_retracted()
+        self._turns.resumed()
         resumed = self._batch.slots_used - slots_used
         if resumed and self._batch.slots_used > 1:
             self._judge_slots("a retracted request")

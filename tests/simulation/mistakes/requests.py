@@ -142,6 +142,13 @@ def _forget_retracted(on_copy: Any, retraction: Any, copy_id: int) -> Any:
     return req
 
 
+def _newest_in_line_first(on_copy: Any, retraction: Any, copy_id: int) -> Any:
+    req = on_copy(retraction, copy_id)
+    if req.state is DecodeState.RETRACTED:
+        get(retraction, "retracted requests").rotate(1)
+    return req
+
+
 def _back_up_settling(_: Any, retraction: Any) -> list[Any]:
     return [req for req in [*retraction.settling] if not get(retraction, "a request is backed up")(req)]
 
@@ -238,6 +245,14 @@ MISTAKES: dict[str, Mistakes] = {
                 join(req, last_token), token_ids=()
             )
         },
+    },
+    "turns": {
+        "the newest in line is served first": {"a copy is done": _newest_in_line_first},
+        "a turn frees one request's pages, whatever the first in line needs": {
+            "some leave for the first in line": lambda leaving, *arguments: leaving(*arguments)[:1]
+        },
+        "turns never end": {"turns are over": gives([])},
+        "a turn is over at once": {"how long a turn is": gives(0.0)},
     },
     "retraction": {
         "pages are backed up before the step in flight has settled": {"backups start": _back_up_settling},

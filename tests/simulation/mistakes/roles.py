@@ -152,7 +152,9 @@ PLACES: dict[str, dict[str, str]] = {
         "a retracted request resumes": "resume",
         "a request is backed up": "_back_up",
         "retracted requests": "_retracted",
+        "some leave for the first in line": "_leaving_for",
     },
+    "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
     "decode.migration.Migrations": {
         "migrations start": "start",
         "what has settled is leased": "lease_settled",

@@ -69,6 +69,7 @@ class ScenarioSizes:
     lease_seconds: float = 4.0
     fetch_seconds_max: float = 3.0
     retract_steps: int = 20
+    turn_seconds: float = 2.0
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
     waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world …

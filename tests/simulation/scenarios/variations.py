@@ -183,6 +183,16 @@ def without_max_tokens(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.with_requests(requests)
 
 
+def turns(scenario: SimulationScenario) -> SimulationScenario:
+    """Turns of retracted requests are short, and in half of the worlds copies are cheap: else turns are long."""
+    rng = scenario.random("turns")
+    scenario = scenario.sized(turn_seconds=rng.choice((0.05, 0.2, 1.0)))
+    if rng.random() < 0.5:
+        return scenario
+    cheap = replace(scenario.speed, copied_page=rng.choice((0.00001, 0.0001)))
+    return replace(scenario.sized(host_pages=2 * scenario.sizes.decode_pages), speed=cheap)
+
+
 def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
 
@@ -367,6 +377,7 @@ VARIATIONS: tuple[Variation, ...] = (
     waits,
     partition,
     tenants,
+    turns,
     second_thoughts,
     cells,
     router_drains,
