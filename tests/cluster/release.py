@@ -13,7 +13,7 @@ from tests.waiting import until
 
 NAME = "segue"
 CHART = "charts/segue"
-DEMO_VALUES = "charts/segue/ci/cpu-demo.yaml"
+DEMO_VALUES = "ci/cpu-demo.yaml"
 ADMIN_PORT = 8001
 COMPONENTS = ("router", "prefill", "decode")
 READY_SECONDS_MAX = 240
@@ -34,6 +34,7 @@ class HelmRelease:
     cluster: Cluster
     url: str = ""
     api_key: str = ""
+    chart: str = CHART
 
     def install(self, *flags: str) -> None:
         """Install, and wait until all pods are ready."""
@@ -124,4 +125,5 @@ class HelmRelease:
 
     def _helm(self, verb: str, *flags: str) -> None:
         waiting = ("--wait", "--timeout", "5m")
-        self.cluster.helm(verb, NAME, CHART, "-f", DEMO_VALUES, *waiting, *FLAGS, *flags)
+        values = f"{self.chart}/{DEMO_VALUES}"
+        self.cluster.helm(verb, NAME, self.chart, "-f", values, *waiting, *FLAGS, *flags)
