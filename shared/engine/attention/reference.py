@@ -100,17 +100,17 @@ class ReferenceStep:
         queries[request, row] = q.float()
         place = torch.full((requests, self._rows), -1, dtype=torch.int32, device=q.device)
         place[request, row] = batch.positions
-        keys, values = (self._gather(cell) for cell in cells)
+        keys, values = self._gather(cells)
         return self._attend(layer, queries, keys, values, place)[request, row].to(q.dtype)
 
-    def _gather(self, cell: Tensor) -> Tensor:
-        """Gather [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
-        batch, token = self._batch, torch.arange(self._tokens, device=cell.device)
+    def _gather(self, cells: tuple[Tensor, Tensor]) -> list[Tensor]:
+        """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
+        batch, token = self._batch, torch.arange(self._tokens, device=self._cache.store.device)
         entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
         page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()
         held = token < batch.kv_lens.unsqueeze(1)
-        found = cell[torch.where(held, page, 0), :, token % batch.page_size].float()
-        return torch.where(held[:, :, None, None], found, 0.0)
+        page, slot = torch.where(held, page, 0), token % batch.page_size
+        return [torch.where(held[:, :, None, None], cell[page, :, slot].float(), 0.0) for cell in cells]
 
     def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
         """q [requests, rows, heads, head_dim], place [requests, rows]: the position of each query → as q."""

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from shared.engine.streams import Mark, Work
 
@@ -133,24 +132,16 @@ def record_graph(work: Work) -> Work:
     operations = recorder.operations
 
     def replay() -> None:
-        for operation in operations:
-            operation.repeat()
+        for repeat in operations:
+            repeat()
 
     return replay
 
 
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: tuple[Tensor, ...]  # memory to fill again; none where the operation writes to its arguments
-
-    def repeat(self) -> None:
-        found = self.function(*self.args, **self.kwargs)
-        for result, again in zip(self.results, tree_leaves(found), strict=bool(self.results)):
-            if result.data_ptr() != again.data_ptr():
-                result.copy_(again)
+def _refill(results: Sequence[Tensor], operation: Callable[[], Any]) -> None:
+    """Do the operation once more; what it finds goes to the memory of its first results."""
+    for result, again in zip(results, _tensors((operation(),)), strict=True):
+        result.copy_(again)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -158,7 +149,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[_Operation] = []
+        self.operations: list[Callable[[], Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -166,14 +157,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in _LOOKS or _indexes_by_bool(func, args):
             raise RuntimeError(f"{func} looks at a value while a graph is captured")
-        found = func(*args, **kwargs)
+        found, operation = func(*args, **kwargs), partial(func, *args, **kwargs)
         if any(alias is not None and alias.is_write for alias in _aliases(func)):
-            results = ()
-        elif results := tuple(new for new in tree_leaves(found) if not _shares(new, (args, kwargs))):
-            assert len(results) == len(tree_leaves(found)), f"{func} returns views beside results"
-        else:
+            self.operations.append(operation)
             return found
-        self.operations.append(_Operation(func, args, kwargs, results))
+        given = {_place(each) for each in _tensors((*args, *kwargs.values()))}
+        every = list(_tensors((found,)))
+        results = [each for each in every if _place(each) not in given]
+        if results:
+            assert len(results) == len(every), f"{func} returns views beside results"
+            self.operations.append(partial(_refill, results, operation))
         return found
 
 
@@ -191,12 +184,21 @@ def _aliases(func: Any) -> list[Any]:
     return [returned.alias_info for returned in func._schema.returns]
 
 
-def _shares(new: Tensor, given: Any) -> bool:
-    """Whether it is a view of an argument. The schema does not tell: `reshape` is one only where it can be."""
-    place = new.untyped_storage().data_ptr()
-    return any(
-        old.untyped_storage().data_ptr() == place for old in tree_leaves(given) if isinstance(old, Tensor)
-    )
+def _place(tensor: Tensor) -> int:
+    """Where its memory is: a view has that of its base. The schema does not tell which results are views.
+
+    `reshape` gives one only where it can.
+    """
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments or results."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _indexes_by_bool(func: Any, args: tuple[Any, ...]) -> bool:
