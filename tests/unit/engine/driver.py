@@ -90,16 +90,20 @@ class Driver:
         return sampled
 
     def prefill(
-        self, slot: int, token_ids: Sequence[int], pages: Sequence[int], chunk: int | None = None
+        self,
+        slot: int,
+        token_ids: Sequence[int],
+        pages: Sequence[int],
+        chunk: int | None = None,
+        chunks: Sequence[int] = (),
     ) -> None:
-        """Extend a slot by a whole prompt, in chunks."""
-        joins = [self.join(slot, pages, prompt_len=len(token_ids))]
-        size = chunk or len(token_ids)
-        for start in range(0, len(token_ids), size):
-            part = token_ids[start : start + size]
+        """Extend a slot by a whole prompt: in chunks of these sizes, then in some of `chunk` tokens."""
+        joins, start, sizes = [self.join(slot, pages, prompt_len=len(token_ids))], 0, iter(chunks)
+        while start < len(token_ids):
+            part = token_ids[start : start + next(sizes, chunk or len(token_ids))]
             row = ExtendRow(slot, part, start, start + len(part) == len(token_ids))
             self.run(ForwardMode.EXTEND, joins=joins, extend=[row])
-            joins = []
+            joins, start = [], start + len(part)
 
     def decode(self, slots: Sequence[int], steps: int) -> None:
         """Decode steps with all these slots in the batch."""

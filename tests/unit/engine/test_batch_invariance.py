@@ -18,6 +18,14 @@ from tests.unit.engine.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 PROMPT = tokens_of(1, 300, VOCAB_SIZE)  # three blocks of attention, the last one partial
 PAGES = range(22)
 STEPS = 24
+SINGLE = [1] * 20
+ONE_BY_ONE = [
+    *SINGLE,
+    100,
+    *SINGLE,
+    140,
+    *SINGLE,
+]  # at the beginning, across a border of blocks and at the end
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -71,7 +79,7 @@ def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 16, 21, 64, 128, 299])
 def test_chunks_change_no_bit(driver: Driver, alone: list[Tensor], chunk: int) -> None:
-    driver.prefill(1, PROMPT, range(30, 52), chunk=chunk)
+    driver.prefill(1, PROMPT, range(30, 52), chunk, chunks=ONE_BY_ONE if chunk == 1 else ())
     assert_same_bits(driver.logits[1], alone[:1])
 
 
