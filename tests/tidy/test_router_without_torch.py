@@ -40,24 +40,23 @@ def test_every_module_of_the_router_imports_where_torch_is_missing() -> None:
 
 @pytest.mark.timeout(600)
 def test_the_router_extra_is_all_a_router_needs(tmp_path: Path) -> None:
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SEGUE_"))}
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(python), *arguments], capture_output=True, text=True, cwd=tmp_path, env=clean, check=False
-        )
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=clean, check=False)
 
-    installed = run("-m", "pip", "install", "--quiet", f"{ROOT}[router]")
+    pip = sys.executable, "-m", "pip", "--python", python
+    installed = run(*pip, "install", "--quiet", "--no-compile", f"{ROOT}[router]")
     assert installed.returncode == 0, installed.stderr
-    listed = run("-m", "pip", "list", "--format", "freeze").stdout.lower()
+    listed = run(*pip, "list", "--format", "freeze").stdout.lower()
     assert "transformers==" in listed
     assert not [
         line for line in listed.splitlines() if line.startswith(("torch==", "nixl", "safetensors-torch"))
     ]
-    asked = run("-m", "router", "--help")
+    asked = run(python, "-m", "router", "--help")
     assert asked.returncode == 0, asked.stderr
     assert "--decode-policy" in asked.stdout
-    loaded = run("-c", "import router.process, sys; sys.stdout.write(str('torch' in sys.modules))")
+    loaded = run(python, "-c", "import router.process, sys; sys.stdout.write(str('torch' in sys.modules))")
     assert (loaded.returncode, loaded.stdout) == (0, "False"), loaded.stderr
