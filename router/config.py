@@ -316,11 +316,6 @@ class RouterConfig(ProcessConfig):
         description="Seconds that a new request may wait for a prefill worker. Then the answer is 503. One that would "
         "wait longer than 0.8 of them, by the rate at which others are taken, gets 429 at once.",
     )
-    ready_seconds_max: Seconds = Field(
-        default=600.0,
-        description="Seconds that a request which has its first token waits for room on a decode worker; then 503. "
-        "Long, because until then the client sees a pause only. `ready_seconds` bounds how many wait.",
-    )
     unreachable_seconds: Seconds = Field(
         default=30.0,
         description="Seconds in which no decode worker is asked to fetch from a worker that it could not fetch from, "
@@ -328,7 +323,8 @@ class RouterConfig(ProcessConfig):
     )
     worker_return_seconds: Seconds = Field(
         default=60.0,
-        description="Seconds that an interrupted stream waits for a worker. A worker restarts within this time.",
+        description="Seconds that a stream which has begun waits while no worker is there that could continue it, full "
+        "or not; then 503. A worker restarts within this time. For room it waits as long as it takes.",
     )
     stall_seconds: Seconds = Field(
         default=900.0,

@@ -6,8 +6,9 @@ the same inputs give the same effects. The steps of a request are in `request_ta
 
 Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
 first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
-waiting ones. Tenants take turns in the queues (`VirtualTime`), and smaller requests go past one that finds no room for
-a while (`backfill`).
+waiting ones, streams that were cut before new prompts. A stream that has begun waits for room as long as it takes
+(`stranded_streams`). Tenants take turns in the queues (`VirtualTime`), and smaller requests go past one that finds no
+room for a while (`backfill`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.admission import refusal, tenant_refusal, timed_out, wait_refusal
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
+from router.core.queueing.stranded_streams import StrandedStreams
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
@@ -54,6 +56,7 @@ class RouterCore:
         self._reservations = Reservations(settings, prefixes, self._effects)
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
+        self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
             settings, self.fleet, self._requests, self._reservations, self.counters, self._effects
@@ -214,12 +217,7 @@ class RouterCore:
     # ---- time --------------------------------------------------------------------------------------------------
 
     def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
-        if kind == "ready" and live.migrating:
-            assert live.holder is not None, live.rid
-            self._requests.try_again(
-                live, RequestEvent.LEASE_ENDED, now, peer=live.holder.peer, cause="no_room"
-            )
-        elif kind == "wait" and (until := self._waits_for_group(live, now)) > now:
+        if kind == "wait" and (until := self._waits_for_group(live, now)) > now:
             self._reservations.deadlines.set(("wait", live.rid), until)
         else:
             failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
@@ -238,6 +236,7 @@ class RouterCore:
             attempts = PlacementPass(self.settings.backfill_max)
             self._serve(waiting, self._to_prefill, attempts, now)
             self._backpressure.waiting_passed(attempts, now)
+            self._stranded_streams.look(now)
 
     def _place_ready(self, now: float) -> None:
         """Place requests that have left a draining worker, then those that can leave one, then those not begun.
@@ -276,7 +275,7 @@ class RouterCore:
 
     def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
         running_max = self.settings.tenant_running_max
-        if running_max and live.tenant.running >= running_max:
+        if running_max and live.tenant.running >= running_max and not live.output:
             return None
         if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return None
@@ -284,7 +283,7 @@ class RouterCore:
         source = self._with_group(live, now)
         rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
         for workers in rounds:
-            in_open_lanes = self._in_open_lanes(workers, live.tenant, now)
+            in_open_lanes = workers if live.output else self._in_open_lanes(workers, live.tenant, now)
             may_take = self._unreachable_pairs.holders(in_open_lanes, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:

@@ -293,6 +293,7 @@ class Fleet:
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
         self._backends: Counter[Backend] = Counter()  # … and those that drain
+        self.changes = 0  # workers that came, went or began to drain so far
         self._arrivals = 0
         self._choices = 0
 
@@ -304,6 +305,7 @@ class Fleet:
         if hello.role == "router":
             return "role"
         self._arrivals += 1
+        self.changes += 1
         prefilling_max = max(1, int(hello.limits.slots * self._prefilling_per_slot))
         worker = Worker(
             peer, hello, self._arrivals, prefilling_max=prefilling_max, changed=self._note_whether_open
@@ -323,6 +325,7 @@ class Fleet:
         worker = self.workers.pop(peer, None)
         if worker is not None:
             worker.up = False
+            self.changes += 1
             self.prefixes.down(peer)
             self._by_role[worker.hello.role].remove(worker)
             self._note_whether_open(worker)
@@ -335,6 +338,7 @@ class Fleet:
         """Give the worker nothing new from now on."""
         if not worker.draining:
             worker.draining = True
+            self.changes += 1
             self._note_whether_open(worker)
             self._count(worker, -1)
 

@@ -106,13 +106,14 @@ def _too_long(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:
 
 
 def timed_out(kind: str, waited_seconds: float, fleet: Fleet, settings: RouterConfig) -> RequestFailed:
-    """The answer; `kind` is `request`, `ready` or `wait`, and it has waited so long in its state."""
+    """The answer; `kind` is `request`, `gone` or `wait`, and it has waited so long in its state."""
     retry = settings.retry_after_seconds
     if kind == "request":
         message = f"The request took longer than {settings.request_seconds_max:g} s."
         return RequestFailed(504, message, code="request_timeout")
-    if kind == "ready":
-        message = f"No decode worker had room within {settings.ready_seconds_max:g} s. Try again later."
+    if kind == "gone":
+        seconds = settings.worker_return_seconds
+        message = f"For {seconds:g} s there was no worker that could continue the stream. Try again later."
         return RequestFailed(503, message, retry, code="no_worker")
     missing = " or ".join(fleet.missing)
     why = f"There was no {missing} worker for" if missing else "No worker took the request within"

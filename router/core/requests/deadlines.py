@@ -24,6 +24,9 @@ class Deadlines(Generic[Name]):
     def __len__(self) -> int:
         return len(self._at)
 
+    def __contains__(self, name: Name) -> bool:
+        return name in self._at
+
     def set(self, name: Name, seconds: float) -> None:
         """Let `name` fall due at `seconds`, and at no other time."""
         self._at[name] = seconds

@@ -1,4 +1,4 @@
-"""A queue of requests that wait for a worker: higher priority first, then fairly among tenants, then first come.
+"""A queue of requests that wait for a worker: streams that have begun first, then by priority, fairly among tenants.
 
 A request is charged once, when it first comes to this queue. If it returns, because a worker refused it or was lost,
 it keeps its place. The queue does not know what its requests wait for.
@@ -63,14 +63,16 @@ class RequestQueue:
 
     def place_of_new(self, tenant: str, priority: int) -> int:
         """How many would stand before the next request of a tenant."""
-        return bisect_right(self._queue, (-priority, self.clock.next_start(tenant), inf), key=self._order)
+        return bisect_right(
+            self._queue, (True, -priority, self.clock.next_start(tenant), inf), key=self._order
+        )
 
     def in_order(self) -> list[LiveRequest]:
         """A copy, so that requests may be removed while it is walked."""
         return list(self._queue)
 
-    def _order(self, live: LiveRequest) -> tuple[int, float, float]:
-        return (-live.request.priority, live.starts[self._state], live.arrival)
+    def _order(self, live: LiveRequest) -> tuple[bool, int, float, float]:
+        return (not live.output, -live.request.priority, live.starts[self._state], live.arrival)
 
 
 # ---- start-time fair queueing (Goyal, Vin and Cheng, 1996), in tokens ------------------------------------------------

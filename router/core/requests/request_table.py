@@ -4,12 +4,13 @@ A request has a state, a place in a queue, deadlines, an assignment to a worker 
 together in these steps and nowhere else, so that nothing stays behind (all but the state are `reservations`):
 
     state        queue      deadlines              worker (assigned)   holder (lease)
-    waiting      waiting    wait                   -                   -
+    waiting      waiting    wait or gone           -                   -
     prefilling   -          -                      prefill             -
-    ready        ready      ready, renew           -                   prefill
+    ready        ready      gone, renew            -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
-A request that migrates goes from decoding to ready once more: then its decode worker is the holder. `dispatch` and
+`wait` ends with the first token, and `gone` is set only while no worker could continue the stream. A request that
+migrates goes from decoding to ready once more: then its decode worker is the holder. `dispatch` and
 `worker_replies` decide which step is taken.
 """
 
@@ -211,10 +212,6 @@ class RequestTable:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         self.reservations.unassign(live)
         self._advance(live, event, now, peer, cause)
-        if event is RequestEvent.UNREACHABLE:
-            live.ready_until = (
-                now + self._settings.ready_seconds_max
-            )  # it has waited for a fetch, not for room
         self.reservations.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
@@ -261,8 +258,7 @@ class RequestTable:
         self.reservations.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         live.attempt += 1
-        patience = self._settings.worker_return_seconds if live.output else self._settings.waiting_seconds_max
-        live.wait_until = now + patience
+        live.wait_until = now + self._settings.waiting_seconds_max
         self.reservations.enqueue(live)
 
     def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
@@ -344,7 +340,6 @@ class RequestTable:
         self._advance(live, event, now, worker.peer)
         self.reservations.unassign(live)
         self.reservations.hold_lease(live, worker, baton, now)
-        live.ready_until = now + self._settings.ready_seconds_max
         self.reservations.enqueue(live)
 
     def _count_before_decode(self, live: LiveRequest, change: int) -> None:

@@ -23,7 +23,7 @@ from shared.wire import messages
 from shared.wire.baton import Baton
 from shared.wire.messages import Message
 
-Deadline = Literal["wait", "ready", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
+Deadline = Literal["wait", "gone", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
 
 
 class Reservations:
@@ -53,12 +53,13 @@ class Reservations:
     def enqueue(self, live: LiveRequest) -> None:
         """Put it into the queue of its state, with the deadline that it has there."""
         live.refresh_need()
+        live.fleet_looked_at = -1
         if live.state is RequestState.WAITING:
             self.waiting.push(live, live.request.charged_tokens)
-            self.deadlines.set(("wait", live.rid), live.wait_until)
+            if not live.output:  # a stream that has begun waits for room as long as it takes
+                self.deadlines.set(("wait", live.rid), live.wait_until)
         elif live.state is RequestState.READY:
             self.ready.push(live, live.request.params.max_new_tokens)
-            self.deadlines.set(("ready", live.rid), live.ready_until)
 
     def dequeue(self, live: LiveRequest) -> None:
         """Take it out of the queue of its state, if it is in one."""
@@ -67,7 +68,7 @@ class Reservations:
             self.deadlines.clear(("wait", live.rid))
         elif live.state is RequestState.READY:
             self.ready.remove(live)
-            self.deadlines.clear(("ready", live.rid))
+        self.deadlines.clear(("gone", live.rid))
 
     # ---- workers -----------------------------------------------------------------------------------------------
 

@@ -207,7 +207,9 @@ class WorkerReplies:
         if live.state is RequestState.READY:
             self._counters.stale_batons["lease_ended"] += 1
             self._reservations.forget_lease(live)
-            again(RequestEvent.LEASE_ENDED, cause="lease_ended")
+            again(
+                RequestEvent.LEASE_ENDED, cause="lease_ended", counts=False
+            )  # it has waited too long for room
         elif message.reason == "too_long":
             failed = RequestFailed(
                 400, "The request is too long for its worker.", code="context_length_exceeded"
@@ -227,7 +229,7 @@ class WorkerReplies:
             self._unreachable(live, worker, now)
         elif live.state is RequestState.DECODING and message.reason == "stale":
             self._counters.stale_batons["stale"] += 1
-            again(RequestEvent.STALE, cause="stale", worker_has_released=True)
+            again(RequestEvent.STALE, cause="stale", worker_has_released=True, counts=False)
         else:
             again(RequestEvent.LOST, cause=message.reason, worker_has_released=True)
 

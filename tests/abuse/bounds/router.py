@@ -275,10 +275,10 @@ ROUTER_BOUNDS = (
         f"{UNIT}/core/queueing/test_dispatch_bounds.py::test_a_request_no_worker_takes_in_time_is_a_503",
     ),
     Bound(
-        "ready_seconds_max",
+        "worker_return_seconds",
         "503",
-        "30 s",
-        f"{UNIT}/core/queueing/test_dispatch_bounds.py::test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too",
+        "60 s in which no worker could continue a stream that has begun",
+        f"{UNIT}/core/queueing/test_dispatch_bounds.py::test_a_ready_request_that_no_worker_could_continue_ends_with_503_and_its_lease_too",
     ),
     Bound(
         "request_seconds_max",

@@ -68,7 +68,6 @@ def test_retracted_requests_get_the_answers_they_got_undisturbed(
     for text, start in zip(undisturbed, alone, strict=True):
         assert text.startswith(start.rstrip("\ufffd"))
     tight: RoleConfigs = {
-        "router": {"readySecondsMax": 300},
         "prefill": {"kvPages": 1200},
         "decode": {"kvPages": 200, "hostFraction": 4.0, "initNewTokenRatio": 0.01},
     }

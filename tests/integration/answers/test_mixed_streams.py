@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 3, "extra_body": {"ignore_eos": True}},
 }
 TIGHT: RoleConfigs = {
-    "router": {"toolCallParser": "hermes", "readySecondsMax": 300, "lossesMax": 16},
+    "router": {"toolCallParser": "hermes", "lossesMax": 16},
     "prefill": {"kvPages": 600},
     "decode": {"kvPages": 110, "hostFraction": 2.0, "initNewTokenRatio": 0.01},
 }

@@ -23,7 +23,7 @@ CONNECTIONS, PROMPTS, TOKENS = 6, 64, 2000  # 384 generations
 @pytest.fixture(scope="module")
 def two_each() -> Iterator[LocalDeployment]:
     """Two prefill and two decode workers; requests wait for longer than the test lasts."""
-    patient = {"waitingSecondsMax": 300, "readySecondsMax": 300}
+    patient = {"waitingSecondsMax": 300}
     with deployment("--prefill", "2", "--decode", "2", config={**SMALLER, "router": patient}) as running:
         yield running
 

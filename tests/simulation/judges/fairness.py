@@ -3,7 +3,8 @@
 What decision 11 promises is exact in admissions, whatever the time and whatever fails:
 
 - At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
-  before all others, and nothing new is placed on a decode worker while a request of a draining one finds room.
+  before all others, streams that were cut before new prompts, and nothing new is placed on a decode worker while a
+  request of a draining one finds room.
 - When it has settled what came, no first request of a tenant waits that a prefill worker would take (`places`).
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
   ones pass those that need chunks of their own.
@@ -60,6 +61,7 @@ class JudgedRouterCore(RouterCore):
         super().__init__(settings, now)
         self.judged: Counter[str] = Counter()
         self.liars: Collection[str] = ()  # peers
+        self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
     def link(self, event: LinkEvent, now: float) -> None:
@@ -95,10 +97,20 @@ class JudgedRouterCore(RouterCore):
             lambda other: self._takes(other, now),
         )
         placed = super()._to_prefill(live, now)
-        if placed and waits.is_bounded(self, live.kv_group, now):
+        if placed and live.output:
+            self.judged["a stream that was cut goes on past all bounds"] += 1
+        elif placed and waits.is_bounded(self, live.kv_group, now):
             self.judged["no more is computed than decode takes"] += 1
             waits.prove_needed(self, live, now)
         return placed
+
+    def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
+        """A stream that has begun ends for lack of a worker only where none could continue it."""
+        if live.output and kind != "request":
+            waits.prove_stranded(self, live)
+            self.judged["no worker could continue a stream"] += 1
+            self.stranded.add(live.rid)
+        super()._expire(live, kind, now)
 
     def submit(self, request: ClientRequest, now: float) -> None:
         before = waits.standing_before(self, request)
@@ -144,13 +156,28 @@ class JudgedRouterCore(RouterCore):
         Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
         """
 
-        def turn(each: LiveRequest) -> tuple[bool, int, float, int]:
-            return (not each.migrating, -each.request.priority, each.starts[state], each.arrival)
+        def turn(each: LiveRequest) -> tuple[bool, bool, int, float, int]:
+            return (
+                not each.migrating,
+                not each.output,
+                -each.request.priority,
+                each.starts[state],
+                each.arrival,
+            )
 
         if not finds_room(live):
             return
         firsts: dict[str, LiveRequest] = {}
-        for other in sorted(queue.in_order(), key=turn):
+        in_turn = sorted(queue.in_order(), key=turn)
+        begun = next(
+            (each for each in in_turn if each.output and each.request.model == live.request.model), None
+        )
+        if begun is not None and not live.output:
+            self.judged["a stream that was cut comes first"] += 1
+            assert not finds_room(begun), (
+                f"{begun.rid} has begun and is passed over by {live.rid}, which is new"
+            )
+        for other in in_turn:
             if other.need.group == live.need.group:
                 firsts.setdefault(other.tenant.name, other)
         for other in firsts.values():
@@ -174,13 +201,13 @@ class JudgedRouterCore(RouterCore):
         if now < live.rests_until:
             return False
         running_max = self.settings.tenant_running_max
-        if running_max and live.tenant.running >= running_max:
+        if running_max and live.tenant.running >= running_max and not live.output:
             return False
         if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
-        workers = self._in_open_lanes(able, live.tenant, now)
+        workers = able if live.output else self._in_open_lanes(able, live.tenant, now)
         may_take = self._unreachable_pairs.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None

@@ -77,18 +77,22 @@ class FreePlaces:
     def is_wanted(self, live: LiveRequest) -> bool:
         """Whether the request could go anywhere, if there were room."""
         running_max = self._settings.tenant_running_max
-        may_run = not running_max or self._running[live.tenant.name] < running_max
+        may_run = live.output or not running_max or self._running[live.tenant.name] < running_max
         return (
-            self._now >= live.rests_until and may_run and not self._held_back(live) and any(self._able(live))
+            self._now >= live.rests_until
+            and bool(may_run)
+            and not self._held_back(live)
+            and any(self._able(live))
         )
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         ready_max = self._settings.ready_max
-        if self._before_decode.total() >= ready_max:
-            return
-        if self._before_decode[tenant] >= share_of(ready_max, share_max):
+        if not live.output and (
+            self._before_decode.total() >= ready_max
+            or self._before_decode[tenant] >= share_of(ready_max, share_max)
+        ):
             return
         for worker in self._sources(live) or self._able(live):
             places = max(1, int(worker.hello.limits.slots * self._settings.prefilling_per_slot))
@@ -100,7 +104,7 @@ class FreePlaces:
                 and self._now >= worker.paused_until
                 and len(worker.assigned) < places
                 and (not own or own < share_of(places, share_max))
-                and self._lane_is_open(worker.kv_group, tenant)
+                and (live.output or self._lane_is_open(worker.kv_group, tenant))
                 and not self._is_cut_off(worker)
             ):
                 yield worker

@@ -4,6 +4,7 @@
 - Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
   and in as long again while prompts are computed.
 - Some requests for each decode worker may always stand there, whatever the rate.
+- A stream that has begun is ended for lack of a worker only where none could continue it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections import Counter
 
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
+from router.core.fleet.placement import could_decode, could_prefill
 from router.core.fleet.workers import KvGroup
+from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
@@ -21,9 +24,9 @@ from shared.scheduling.tenant_shares import share_of
 def standing_before(core: RouterCore, request: ClientRequest) -> int:
     """How many of its model wait whose turn is before that of a request which is about to come."""
     queue = core._requests.reservations.waiting
-    own = (-request.priority, queue.clock.next_start(request.tenant))
+    own = (True, -request.priority, queue.clock.next_start(request.tenant))
     return sum(
-        queue._order(other)[:2] <= own for other in queue.in_order() if other.request.model == request.model
+        queue._order(other)[:3] <= own for other in queue.in_order() if other.request.model == request.model
     )
 
 
@@ -41,6 +44,18 @@ def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None
     assert before > 2 * workers, (
         f"{request.rid} is refused, with {before} before it and {workers} decode workers"
     )
+
+
+def prove_stranded(core: RouterCore, live: LiveRequest) -> None:
+    """No worker that does not drain could continue the stream, full or not."""
+    role = "prefill" if live.state is RequestState.WAITING else "decode"
+    could = could_prefill if role == "prefill" else could_decode
+    able = [
+        worker.peer
+        for worker in core.fleet.workers.values()
+        if worker.hello.role == role and not worker.draining and could(live.need, worker, core.fleet)
+    ]
+    assert not able, f"{live.rid} has {len(live.output)} tokens and is ended, but {able} could continue it"
 
 
 def is_bounded(core: RouterCore, kv_group: KvGroup, now: float) -> bool:

@@ -199,9 +199,11 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.requests.request_table.RequestTable": {
         "tokens are told": "generate",
         "a score is told": "score",
+        "a request goes back to its queue": "requeue",
         "effects of requests": "_effects",
     },
     "router.core.requests.reservations.Reservations": {
+        "a request waits in a queue": "enqueue",
         "a command is sent": "send",
         "a request has stalled": "has_stalled",
         "the target of a migration is forgotten": "forget_target",
@@ -237,6 +239,9 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
         "a worker gets no work for a while": "_is_withheld",
+    },
+    "router.core.queueing.stranded_streams.StrandedStreams": {
+        "a worker could continue a stream": "_is_served"
     },
     "router.core.worker_events.books": {
         "a failed request is struck from the books": "strike",

@@ -67,7 +67,12 @@ MISTAKES: dict[str, Mistakes] = {
         "a tenant is not forgotten when its last request ends": {"a tenant leaves": _stay},
         # ---- turns ----
         "the router's queues serve arrival order instead of fair order": {
-            "turns of a queue": lambda _, _queue, live: (-live.request.priority, 0.0, live.arrival)
+            "turns of a queue": lambda _, _queue, live: (
+                not live.output,
+                -live.request.priority,
+                0.0,
+                live.arrival,
+            )
         },
         "prefill workers serve the order of their policy, whoever holds most": {
             "waiting prompts take turns": lambda _, waiting, _present: list(waiting)

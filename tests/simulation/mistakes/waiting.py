@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from router.core.effects import RequestAborted
+from router.core.effects import RequestAborted, RequestFailed
 from router.core.requests.lifecycle import RequestEvent
 from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
 from tests.simulation.mistakes.roles import get
@@ -40,7 +40,34 @@ def _each_loss_counts(count_loss: Any, live: Any, *arguments: Any) -> None:
     count_loss(live, *arguments)
 
 
+def _begun_has_a_deadline(enqueue: Any, reservations: Any, live: Any) -> None:
+    enqueue(reservations, live)
+    if live.output:
+        reservations.deadlines.set(("gone", live.rid), live.token_at + 0.3)
+
+
+def _begun_is_refused(requeue: Any, requests: Any, live: Any, event: Any, now: float, **said: Any) -> None:
+    if live.output and event is RequestEvent.NO_ROOM:
+        failed = RequestFailed(503, "There is no room.", code="no_worker")
+        requests.end(live, RequestEvent.EXPIRED, failed, now, worker_has_released=True)
+    else:
+        requeue(requests, live, event, now, **said)
+
+
+def _order_of_arrival_alone(_: Any, queue: Any, live: Any) -> Any:
+    start = live.starts[get(queue, "the state whose requests a queue has")]
+    return (True, -live.request.priority, start, live.arrival)
+
+
 MISTAKES: dict[str, Mistakes] = {
+    "begun streams": {
+        "a stream that has begun has a deadline": {"a request waits in a queue": _begun_has_a_deadline},
+        "a stream that has begun is refused for lack of room": {
+            "a request goes back to its queue": _begun_is_refused
+        },
+        "streams that have begun wait behind new prompts": {"turns of a queue": _order_of_arrival_alone},
+        "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
+    },
     "waiting": {
         "as much is computed as prefill can, whatever decode takes": {
             "decode has enough in front of it": gives(frozenset())

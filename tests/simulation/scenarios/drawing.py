@@ -181,7 +181,6 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
         lease_seconds=rng.choice((0.5, 2.0, 4.0)),
         max_queued_requests=rng.choice((6, 64, 64)),
         waiting_seconds_max=rng.choice((0.3, 30.0, 30.0)),
-        ready_seconds_max=rng.choice((0.1, 30.0, 30.0)),
         request_seconds_max=rng.choice((0.0,) * 8 + (0.3, 1.0)),
         losses_max=rng.choice((1, 2, 3, 6)),
         drain_seconds=rng.choice((0.2, 1.0, 5.0)),

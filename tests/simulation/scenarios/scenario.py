@@ -72,8 +72,7 @@ class ScenarioSizes:
     turn_seconds: float = 2.0
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
-    waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world …
-    ready_seconds_max: float = 100.0  # … however full it is
+    waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world, however full it is
     request_seconds_max: float = 0.0
     losses_max: int = 3
     loss_seconds: float = 1.0

@@ -327,6 +327,8 @@ class Router:
         self._journal(rid, outcome)
         client = self.clients[rid]
         client.end(outcome)
+        if isinstance(outcome, RequestFailed) and outcome.status == 503 and client.output:
+            assert rid in self.core.stranded, f"{rid} had begun and is refused: {outcome.message}"
         client.ended_at = self.process.now
         if isinstance(outcome, RequestFailed) and outcome.code == "attempts_exhausted":
             seconds = self.process.now - client.planned.at

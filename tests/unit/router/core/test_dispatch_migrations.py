@@ -193,13 +193,14 @@ def test_a_migrating_stream_whose_pages_cannot_be_fetched_is_recomputed() -> Non
     assert world.placed(Decode, "r") == "d1"
 
 
-def test_a_migrating_stream_that_finds_no_room_in_time_is_recomputed_not_failed() -> None:
-    world = decoding(ready_seconds_max=5.0)
+def test_a_migrating_stream_that_finds_no_room_waits_with_its_pages_until_their_worker_ends() -> None:
+    world = decoding()
     world.say("d0", Draining())
     world.loaded("d1", slots_free=0)
     world.migrating("d0", "r", 2)
-    world.wait(6)
-    assert world.outcome("r") is None
+    world.wait(1000)
+    assert world.state("r") == "ready"
+    world.down("d0")
     assert world.sent(Prefill, "r")[-1][1].attempt == 2
 
 

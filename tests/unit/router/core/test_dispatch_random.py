@@ -40,9 +40,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = ScriptedDeployment(
-            2, 2, limits=SMALL, max_queued_requests=6, ready_max=4, losses_max=3, ready_seconds_max=20.0
-        )
+        self.world = ScriptedDeployment(2, 2, limits=SMALL, max_queued_requests=6, ready_max=4, losses_max=3)
         self.submitted: list[str] = []
         self.jobs: dict[tuple[str, str, int], tuple[Prefill | Decode, int]] = {}  # … and the next index
         self.leases: set[tuple[str, str, int]] = set()
@@ -217,8 +215,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.world.wait(1000.0)
         self.react()
         for rid in self.submitted:
-            if self.world.outcome(rid) is None:  # a worker has it and nobody has set a limit: the client goes
-                assert self.world.state(rid) in ("prefilling", "decoding")
+            if self.world.outcome(rid) is None:  # nobody has set a limit: the client goes
+                begun = bool(self.world.output(rid))  # it waits for room as long as it takes
+                assert begun or self.world.state(rid) in ("prefilling", "decoding")
                 self.world.cancel(rid)
                 self.react()
             assert self.world.outcome(rid) is not None

@@ -76,7 +76,7 @@ def test_no_more_is_computed_than_decode_takes_in_ready_seconds() -> None:
 
 
 def test_decode_that_takes_nothing_leaves_some_in_front_of_it_and_goes_on_when_it_takes_again() -> None:
-    world = Overload(decode=3, ready_seconds=0.5, waiting_seconds_max=100.0, ready_seconds_max=100.0)
+    world = Overload(decode=3, ready_seconds=0.5, waiting_seconds_max=100.0)
     world.come(3)
     world.take_nothing(5.0)
     more = world.come(20)
@@ -115,7 +115,7 @@ def test_a_tenant_whose_turn_is_next_is_not_refused_for_the_line_of_another() ->
 
 
 def test_a_fleet_whose_rate_was_nothing_still_lets_some_wait() -> None:
-    world = Overload(ready_seconds=0.5, waiting_seconds_max=10.0, ready_seconds_max=60.0)
+    world = Overload(ready_seconds=0.5, waiting_seconds_max=10.0)
     world.come(5)
     world.take_nothing(11.0)
     world.serve(2.0, per_second=1)

@@ -33,7 +33,7 @@ def test_a_worker_without_room_is_asked_again_after_a_pause_not_at_once() -> Non
 
 
 def test_the_placements_remembered_of_a_request_are_bounded() -> None:
-    world = ScriptedDeployment(no_room_seconds=0.1, ready_seconds_max=100.0)
+    world = ScriptedDeployment(no_room_seconds=0.1)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
     for _ in range(2 * VISITS_MAX):
@@ -45,30 +45,63 @@ def test_the_placements_remembered_of_a_request_are_bounded() -> None:
     assert len(shown["workers"]) == VISITS_MAX  # type: ignore[arg-type]
 
 
-def test_refusals_for_lack_of_room_do_not_prolong_the_deadline() -> None:
-    world = ScriptedDeployment(ready_seconds_max=2.0, no_room_seconds=0.5)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_stream_that_has_begun_waits_for_room_as_long_as_it_takes(tokens: int) -> None:
+    world = ScriptedDeployment(no_room_seconds=0.5, waiting_seconds_max=2.0, worker_return_seconds=3.0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
-    for _ in range(8):
-        if world.outcome("r") is None:
+    if tokens > 1:
+        world.joined("d0", "r")
+        world.generated("d0", "r", 1, *range(11, 10 + tokens))
+        world.refused("d0", "r", "stale")  # retracted, and host memory had no room: it is computed again
+        world.loaded("p0", accepting=False)
+        world.wait(100)
+        assert world.state("r") == "prefilling"  # it was placed before
+        world.prefilled("p0", "r", 20, attempt=2, index=tokens)
+    world.loaded("d0", slots_free=0)
+    for _ in range(200):
+        if world.state("r") == "decoding":
             world.refused("d0", "r", "no_room")
-            world.wait(0.5)
-    outcome = world.outcome("r")
-    assert isinstance(outcome, RequestFailed)
-    assert outcome.status == 503
+        world.wait(0.5)
+    assert world.outcome("r") is None
+    world.loaded("d0")
+    assert world.state("r") == "decoding"
 
 
-def test_a_ready_request_without_a_decode_worker_ends_with_503_and_its_lease_too() -> None:
-    world = ScriptedDeployment(ready_seconds_max=3.0)
+def test_a_stream_that_has_begun_waits_before_prefill_as_long_as_it_takes() -> None:
+    world = decoding(waiting_seconds_max=2.0, worker_return_seconds=3.0)
+    world.loaded("p0", accepting=False)
+    world.loaded("p1", accepting=False)
+    world.down("d0")
+    world.wait(100)
+    assert (world.state("r"), world.outcome("r")) == ("waiting", None)
+
+
+def test_a_ready_request_that_no_worker_could_continue_ends_with_503_and_its_lease_too() -> None:
+    world = ScriptedDeployment(worker_return_seconds=3.0)
     world.loaded("d0", slots_free=0)
     world.submit(request("r"))
     world.prefilled("p0", "r", 10)
-    world.wait(3.0)
+    world.down("d0")
+    world.wait(2.9)
+    assert world.outcome("r") is None
+    world.wait(0.1)
     outcome = world.outcome("r")
     assert isinstance(outcome, RequestFailed)
-    assert outcome.status == 503
+    assert (outcome.status, outcome.code) == (503, "no_worker")
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
     world.assert_nothing_left()
+
+
+def test_streams_that_have_begun_are_computed_before_new_prompts_and_past_all_bounds() -> None:
+    world = decoding(tenant_running_max=1, ready_max=1)
+    world.loaded("p0", accepting=False)
+    world.loaded("p1", accepting=False)
+    world.submit(request("new"))
+    world.down("d0")
+    world.loaded("p0")
+    assert world.state("r") == "prefilling"
+    assert world.state("new") == "waiting"
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again() -> None:
