@@ -1,4 +1,4 @@
-"""Settings of a prefill worker, beside those that every worker has."""
+"""Settings of a prefill worker, beside those of every worker that computes prompts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.process.settings import Count, Fraction, PositiveInt
-from shared.scheduling.queue_policy import QueuePolicy
-from shared.worker.worker_config import WorkerConfig
+from shared.process.settings import Fraction, PositiveInt
+from shared.worker.prompt_config import PromptConfig
 
 
-class PrefillConfig(WorkerConfig):
+class PrefillConfig(PromptConfig):
     """Segue's prefill worker: computes prompts and leases their KV pages."""
 
     groups: ClassVar[Mapping[str, str]] = {
-        "scheduling": "chunked_prefill_size max_prefill_tokens short_share max_queued_requests queue_policy",
+        "scheduling": "chunked_prefill_size max_prefill_tokens short_share"
     }
     defaults_on_cuda: ClassVar[dict[str, object]] = {
-        **WorkerConfig.defaults_on_cuda,
+        **PromptConfig.defaults_on_cuda,
         "chunked_prefill_size": 8192,
     }
 
@@ -46,24 +45,4 @@ class PrefillConfig(WorkerConfig):
     )
     leases_max: PositiveInt = Field(
         default=1024, description="Leases at a time. Each takes 8 bytes of registered memory."
-    )
-    max_queued_requests: PositiveInt = Field(
-        default=1024,
-        description="Requests that wait here. A further one is refused, and the router tries another worker.",
-    )
-    queue_policy: QueuePolicy = Field(
-        default="fcfs", description="Order of the waiting requests. fcfs starves none."
-    )
-    prefix_aware_queue_max: PositiveInt = Field(
-        default=128,
-        description="Waiting requests that are compared with the cache and with each other. In a longer queue lpm and "
-        "dfs-weight act as fcfs, because matching costs too much.",
-    )
-    shared_prefix_cached_tokens_max: Count = Field(
-        default=32,
-        description="Cached tokens up to which a request may wait one round for a prefix that another one computes.",
-    )
-    shared_prefix_tokens_min: PositiveInt = Field(
-        default=32,
-        description="Tokens that two waiting requests must share before the second one waits for the first.",
     )

@@ -8,16 +8,16 @@ on in the next one. It does not know why a request starts or leaves.
 
 from __future__ import annotations
 
-from collections import deque
-
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import PrefillEvent, PrefillState
 from shared.batch.req import Req
-from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import Extend
+from shared.scheduling.prompt_rows import prompt_rows
 from shared.scheduling.request_states import RequestStates
+from shared.scheduling.slots import Slots
 
 
 class PromptBatch:
@@ -34,9 +34,8 @@ class PromptBatch:
         self._memory = memory
         self._states = states
         self._counters = counters
-        self._slots = slots
+        self._slots = Slots(slots)
         self._running: dict[str, Req] = {}
-        self._free_slots = deque(range(slots))
         self._planned: dict[int, list[Extend]] = {}  # steps launched and not settled
 
     def __len__(self) -> int:
@@ -50,7 +49,7 @@ class PromptBatch:
     @property
     def free_slots(self) -> int:
         """Slots that can be taken."""
-        return len(self._free_slots)
+        return self._slots.free
 
     @property
     def ends_a_prompt(self) -> bool:
@@ -63,7 +62,7 @@ class PromptBatch:
 
     def start(self, req: Req, now: float) -> None:
         """Give the request, whose first row is planned, a free slot."""
-        req.slot = self._free_slots.popleft()
+        self._slots.take(req)
         req.kv_len = req.launched_len = req.cached_len
         req.started_at = now
         self._running[req.rid] = req
@@ -72,28 +71,17 @@ class PromptBatch:
     def leave(self, req: Req) -> None:
         """Take the request out of its slot. It may still have a row in the step in flight."""
         del self._running[req.rid]
-        assert req.slot is not None
-        self._free_slots.append(req.slot)
-        req.slot = None
+        self._slots.give_back(req)
         if self.chunked is req:
             self.chunked = None
 
     def extend(self, extends: list[Extend]) -> ScheduleBatch:
         """The step that computes these rows."""
-        joins, grants, rows = [], [], []
+        joins, grants, rows = prompt_rows(extends, self._memory)
         for extend in extends:
-            req = extend.req
-            assert req.slot is not None
-            if extend.start == req.cached_len:
-                joins.append(req.join())
-            else:
-                held = self._memory.pages_for(extend.start)
-                grants.append(PageGrant(req.slot, tuple(req.pages[held:])))
-            tokens, scores = req.token_ids[extend.start : extend.end], req.scores(extend.start, extend.end)
-            rows.append(ExtendRow(req.slot, tokens, extend.start, extend.last, scores))
-            req.launched_len = extend.end
+            extend.req.launched_len = extend.end
             self._states.advance(
-                req, PrefillEvent.LAST_PLANNED if extend.last else PrefillEvent.CHUNK_PLANNED
+                extend.req, PrefillEvent.LAST_PLANNED if extend.last else PrefillEvent.CHUNK_PLANNED
             )
         self.chunked = next((extend.req for extend in extends if not extend.last), None)
         self._memory.launched_step += 1
@@ -101,13 +89,7 @@ class PromptBatch:
         self._counters.extend_steps += 1
         self._counters.extend_tokens += sum(extend.end - extend.start for extend in extends)
         self._counters.chunks += sum(not extend.last for extend in extends)
-        return ScheduleBatch(
-            step=self._memory.launched_step,
-            mode=ForwardMode.EXTEND,
-            joins=tuple(joins),
-            grants=tuple(grants),
-            extend=tuple(rows),
-        )
+        return ScheduleBatch(self._memory.launched_step, ForwardMode.EXTEND, joins, grants, rows)
 
     def settle(self, step: int) -> list[Extend]:
         """The rows of a step that has settled, in their order."""
@@ -115,5 +97,5 @@ class PromptBatch:
 
     def check(self) -> None:
         """Prove that every slot is free or a request's; raises `InvariantError`."""
-        if len(self._running) + len(self._free_slots) != self._slots:
-            raise InvariantError(f"{len(self._running)} requests, {len(self._free_slots)} slots free")
+        if len(self._running) != self._slots.used:
+            raise InvariantError(f"{len(self._running)} requests, {self._slots.free} slots free")

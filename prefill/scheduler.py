@@ -12,13 +12,10 @@ requests, and is drained once its queue is computed and its leases have ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
 from prefill.prompt_batch import PromptBatch
-from prefill.waiting_queue import WaitingQueue
 from shared.batch.effects import Send, WorkerEffect
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ScheduleBatch
@@ -28,12 +25,14 @@ from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
+from shared.scheduling.prompt_queue import PromptQueue
+from shared.scheduling.prompt_rows import scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Holder
-from shared.wire.messages import SCORES_MAX, Cancel, Load, Prefill, Prefilled, Refused, Scored
+from shared.wire.messages import Cancel, Load, Prefill, Prefilled, Refused
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 
@@ -69,7 +68,7 @@ class PrefillScheduler:
             self._on_lease_end,
         )
         self._words_kept = self.leases.free - share_of(self.leases.free, config.tenant_share_max)
-        self.waiting = WaitingQueue(config, self.memory, context_len, vocab_size)
+        self.waiting = PromptQueue(config.queue_rules, self.memory, context_len, vocab_size)
         self.batch = PromptBatch(self.memory, self.states, self.counters, config.max_running_requests)
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
         self._sequence = 0
@@ -148,7 +147,8 @@ class PrefillScheduler:
             if req.state is PrefillState.CANCELLED:
                 continue  # while the step ran
             req.kv_len = extend.end
-            self._tell_scores(req, extend.start + 1, sampled.scored.get(place, ()))
+            scored = scored_messages(req, extend.start + 1, sampled.scored.get(place, ()))
+            self._effects += [Send(req.router, message) for message in scored]
             if row is None or token_id is None:
                 # One that is scored computes what may be cached: until its end it would hold such blocks twice.
                 if req.params.prompt_logprobs < 0:
@@ -318,12 +318,6 @@ class PrefillScheduler:
         self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
         self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
         self._effects.append(Send(req.router, prefilled))
-
-    def _tell_scores(self, req: Req, index: int, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Send what is known of the prompt's tokens from `index` on."""
-        for start in range(0, len(logprobs), SCORES_MAX):
-            some = tuple(logprobs[start : start + SCORES_MAX])
-            self._effects.append(Send(req.router, Scored(req.rid, req.attempt, index + start, some)))
 
     def _fail(self, req: Req, why: str) -> None:
         """The prompt is computed, but nothing can follow it: end the request. Its pages stay in the cache."""

@@ -34,9 +34,9 @@ def _sent_again() -> Instead:
     return {"a row is made": row}
 
 
-def _chunk_left_out(tell: Any, prefill: Any, req: Any, index: int, logprobs: Any) -> None:
+def _chunk_left_out(tell: Any, req: Any, index: int, logprobs: Any) -> Any:
     at = 1 if index > 1 else 0
-    tell(prefill, req, index + at, logprobs[at:])
+    return tell(req, index + at, logprobs[at:])
 
 
 def _scored_in_place(scores: Any, req: Any, start: int, end: int) -> Any:

@@ -91,14 +91,16 @@ PLACES: dict[str, dict[str, str]] = {
         "a prefill scheduler is made": "__init__",
         "a prompt may start": "_may_start",
         "a prompt is handed over": "_hand_over",
-        "scores are told": "_tell_scores",
         "what short prompts may take beside a chunk": "_short_tokens_now",
         "the most that short prompts may take": "_short_tokens_max",
         "leases that prefill keeps for others": "_words_kept",
         "settings of prefill": "_config",
     },
-    "prefill.scheduler": {"prefill asks who is below a share": "is_below_share"},
-    "prefill.waiting_queue": {
+    "prefill.scheduler": {
+        "prefill asks who is below a share": "is_below_share",
+        "scores are told": "scored_messages",
+    },
+    "shared.scheduling.prompt_queue": {
         "waiting prompts take turns": "least_served_first",
         "prefill checks a command": "unsound",
     },

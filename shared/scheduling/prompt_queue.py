@@ -1,37 +1,48 @@
-"""The prompts that wait on a prefill worker: which may come in, and in which order they are tried.
+"""The prompts that wait on a worker: which may come in, and in which order they are tried.
 
 A waiting request holds nothing. How much of it is cached (`Req.cached_len`) is an estimate: it is made when the request
-comes, and again when it is tried and does not fit. The queue knows the settings that bound and order it. It does not
-know slots, leases or routers: whether the next request may start is the scheduler's question.
+comes, and again when it is tried and does not fit. The queue knows the rules that bound and order it. It does not know
+slots, leases or routers: whether the next request may start is the scheduler's question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from prefill.config import PrefillConfig
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.scheduling.queue_policy import InBatchPrefix, order_waiting
+from shared.scheduling.queue_policy import InBatchPrefix, QueuePolicy, order_waiting
 from shared.scheduling.sound_commands import unsound
 from shared.scheduling.tenant_shares import least_served_first
 from shared.wire.messages import Prefill, RefusalReason
 
 
-class WaitingQueue:
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """What bounds and orders a queue, by the names of the settings; a worker's settings make it."""
+
+    max_queued_requests: int
+    queue_policy: QueuePolicy
+    prefix_aware_queue_max: int  # requests
+    shared_prefix_cached_tokens_max: int
+    shared_prefix_tokens_min: int
+
+
+class PromptQueue:
     """Waiting requests, by rid in the order they came."""
 
-    def __init__(self, config: PrefillConfig, memory: KvMemory, context_len: int, vocab_size: int):
-        self._config = config
+    def __init__(self, rules: QueueRules, memory: KvMemory, context_len: int, vocab_size: int):
+        self._rules = rules
         self._memory = memory
         self._context_len = context_len
         self._vocab_size = vocab_size
         self._reqs: dict[str, Req] = {}
         self._in_batch_prefix = InBatchPrefix(
             memory.cache,
-            cached_tokens_max=config.shared_prefix_cached_tokens_max,
-            shared_tokens_min=config.shared_prefix_tokens_min,
-            queue_max=config.prefix_aware_queue_max,
+            cached_tokens_max=rules.shared_prefix_cached_tokens_max,
+            shared_tokens_min=rules.shared_prefix_tokens_min,
+            queue_max=rules.prefix_aware_queue_max,
         )
 
     def __len__(self) -> int:
@@ -66,7 +77,7 @@ class WaitingQueue:
             return "too_long", f"{total_tokens} tokens exceed this worker's context or pages"
         if problem := unsound(command, self._vocab_size):
             return "internal", problem
-        if draining or len(self._reqs) >= self._config.max_queued_requests:
+        if draining or len(self._reqs) >= self._rules.max_queued_requests:
             return "no_room", "this worker is draining" if draining else "max_queued_requests"
         return None
 
@@ -87,11 +98,11 @@ class WaitingQueue:
         if not self._reqs:
             return []
         ordered = order_waiting(
-            self._config.queue_policy,
+            self._rules.queue_policy,
             self.reqs,
             self._memory.cache,
             running,
-            prefix_aware_queue_max=self._config.prefix_aware_queue_max,
+            prefix_aware_queue_max=self._rules.prefix_aware_queue_max,
         )
         ordered = least_served_first(ordered, [*running, *leased])
         return self._in_batch_prefix.go_now(ordered)
