@@ -1,0 +1,133 @@
+"""What a step costs on this worker's device, learnt from the steps that it has computed.
+
+    seconds = d(rows) + f + e0 · tokens + e1 · sum of their positions      rows of DECODE, tokens of prompts
+
+`d` is an average for each bucket of rows. `f`, a pass of EXTEND, and `e0` and `e1`, a token and its position, are a
+least-squares fit of what steps took beyond `d`. Both forget: contexts grow, and cores get busy with other things. All
+are seconds of the device (`Sampled.seconds`), for a clock of the loop would count its planning.
+
+The fit never calls a cost negative. Where steps do not tell costs apart, as when all have the same length, it ascribes
+what it can to `e0`, so that it expects too much of longer steps rather than too little. No step is known beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import combinations
+from typing import NamedTuple
+
+DECODE_STEPS = 32  # of a bucket, that its average remembers
+EXTEND_STEPS = 200  # that the fit remembers
+_RIDGE = (1e-6, 0.0, 1e-6)  # of each column's own sum of squares: what is not told apart goes to `e0`
+
+Vector = list[float]
+
+
+class ExtendCost(NamedTuple):
+    """Seconds of a pass of EXTEND."""
+
+    fixed: float  # f
+    token: float  # e0
+    position: float  # e1: of a token, for each token before it
+
+    def seconds(self, start: int, tokens: int) -> float:
+        """A pass over `tokens` of one prompt, from position `start` on."""
+        return self.fixed + self.token * tokens + self.position * sum_of_positions(start, tokens)
+
+
+class StepCost:
+    """The costs of one device."""
+
+    def __init__(self) -> None:
+        self._decode: dict[int, tuple[int, float]] = {}  # by bucket of rows: steps counted, and their average
+        self._squares = [[0.0] * 3 for _ in range(3)]
+        self._moments = [0.0] * 3
+        self._fit: ExtendCost | None = None  # until another step is observed
+
+    def observe_decode(self, rows: int, seconds: float) -> None:
+        """Learn from a step of DECODE. One whose seconds are not known, 0.0, teaches nothing."""
+        if seconds <= 0 or rows <= 0:
+            return
+        steps, average = self._decode.get(_bucket(rows), (0, 0.0))
+        steps = min(steps + 1, DECODE_STEPS)
+        self._decode[_bucket(rows)] = steps, average + (seconds - average) / steps
+
+    def observe_extend(self, rows: int, prompts: Iterable[tuple[int, int]], seconds: float) -> None:
+        """Learn from a step over `prompts`, each its first position and its tokens, beside `rows` that decode.
+
+        Beside rows of which nothing is known it teaches nothing.
+        """
+        if seconds <= 0 or (rows and not self._decode):
+            return
+        pairs = list(prompts)
+        tokens = sum(count for _, count in pairs)
+        positions = sum(sum_of_positions(start, count) for start, count in pairs)
+        step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
+        kept = 1 - 1 / EXTEND_STEPS
+        for at, value in enumerate(step):
+            self._squares[at] = [
+                kept * old + value * other for old, other in zip(self._squares[at], step, strict=True)
+            ]
+            self._moments[at] = kept * self._moments[at] + value * beyond
+        self._fit = None
+
+    def decode_seconds(self, rows: int) -> float:
+        """`d`: of a step that only decodes. Where no such step was seen, at least that of a nearby bucket."""
+        if not rows or not self._decode:
+            return 0.0
+        bucket = _bucket(rows)
+        if larger := [known for known in self._decode if known >= bucket]:
+            return self._decode[min(larger)][1]
+        largest = max(self._decode)
+        return self._decode[largest][1] * bucket / largest
+
+    @property
+    def extend(self) -> ExtendCost | None:
+        """`f`, `e0` and `e1`; None: no step has told yet."""
+        if self._fit is None and self._squares[0][0]:
+            self._fit = ExtendCost(*_fitted(self._squares, self._moments))
+        return self._fit
+
+
+def sum_of_positions(start: int, tokens: int) -> int:
+    """The sum of the positions of so many tokens, from `start` on."""
+    return tokens * start + tokens * (tokens - 1) // 2
+
+
+def _bucket(rows: int) -> int:
+    """The most rows of their bucket: buckets are at most a quarter wide."""
+    width = 1 << max(0, rows.bit_length() - 3)
+    return -(-rows // width) * width
+
+
+def _fitted(squares: list[Vector], moments: Vector) -> Vector:
+    """The costs, none negative, that fit best: of all choices of those above 0, the best that has no negative one."""
+    scale = [math.sqrt(squares[at][at]) or 1.0 for at in range(3)]
+    a = [[squares[i][j] / scale[i] / scale[j] + (i == j) * _RIDGE[i] for j in range(3)] for i in range(3)]
+    b = [moment / by for moment, by in zip(moments, scale, strict=True)]
+    least, best = 0.0, [0.0] * 3
+    for chosen in (some for count in (1, 2, 3) for some in combinations(range(3), count)):
+        solved = _solved([[a[i][j] for j in chosen] for i in chosen], [b[i] for i in chosen])
+        if solved is None or min(solved) < 0:
+            continue
+        error = -sum(b[at] * value for at, value in zip(chosen, solved, strict=True))  # but for a constant
+        if error < least:
+            least, best = error, [0.0] * 3
+            for at, value in zip(chosen, solved, strict=True):
+                best[at] = value / scale[at]
+    return best
+
+
+def _solved(a: list[Vector], b: Vector) -> Vector | None:
+    """x of a · x = b by Gauss and Jordan, a positive definite; None where it is singular up to rounding."""
+    rows = [[*row, right] for row, right in zip(a, b, strict=True)]
+    for at, row in enumerate(rows):
+        if row[at] < 1e-12:
+            return None
+        rows[at] = row = [value / row[at] for value in row]
+        for other in range(len(rows)):
+            if other != at:
+                factor = rows[other][at]
+                rows[other] = [mine - factor * its for mine, its in zip(rows[other], row, strict=True)]
+    return [row[-1] for row in rows]
