@@ -49,7 +49,8 @@ class Sampled:
     those of an EXTEND row's `scores`, by the row's place in the batch. `failed` names rows whose request cannot go on,
     by their place in `token_ids`, and why: their token is to be discarded. So is that of a row in `sat_out`, which had
     no time for its grammar's mask: on the device nothing has changed for it, and the next step computes it again.
-    `mask_seconds` are what masks took of the thread that computes steps, by row.
+    `mask_seconds` are what masks took of the thread that computes steps, by row. `seconds` are those of the whole step,
+    as the device measured them; 0.0: not known.
     """
 
     token_ids: list[int]
@@ -58,3 +59,4 @@ class Sampled:
     failed: Mapping[int, str] = field(default_factory=dict)
     sat_out: Collection[int] = ()
     mask_seconds: Mapping[int, float] = field(default_factory=dict)
+    seconds: float = 0.0

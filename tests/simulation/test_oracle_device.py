@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle.device import OracleDevice, Pages, Speed
@@ -119,6 +121,14 @@ def test_a_step_has_no_effect_before_it_completes() -> None:
         pass
     assert device.pages.cells != before
     assert device.completed() == 1
+
+
+def test_a_step_tells_the_seconds_that_were_drawn_for_it() -> None:
+    device = a_prefilled_device()
+    join(device, [5, 2, 7, 4])
+    began_at = device.process.now
+    device.launch(ScheduleBatch(3, ForwardMode.DECODE, decode_slots=[0]))
+    assert device.wait(3).seconds == pytest.approx(device.process.now - began_at)
 
 
 def test_pages_come_back_from_the_host_as_they_went() -> None:

@@ -11,6 +11,7 @@ After an error the device is broken: that step and all later ones raise the erro
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -182,14 +183,16 @@ class TorchDevice:
     def _run(self, batch: ScheduleBatch, result: Future[Sampled]) -> None:
         if self._broken is None:
             try:
-                tokens = self._step(batch)
+                began_at = time.perf_counter()
+                sampled = self._step(batch)
+                sampled = replace(sampled, seconds=time.perf_counter() - began_at)
             except BaseException as error:  # whatever it is, `wait` must raise it rather than hang
                 self._broken = error
         if self._broken is not None:
             result.set_exception(self._broken)
             return
         self._completed = batch.step
-        result.set_result(tokens)
+        result.set_result(sampled)
 
     def _copy(self, copy_id: int, copy: Callable[[], None]) -> None:
         if self._broken is None:

@@ -141,8 +141,7 @@ class CudaDevice:
             self._settle()
             del self._steps[step]
         self._completed = max(self._completed, step)
-        self._count_seconds(launched)
-        return self._sampled(launched)
+        return self._sampled(launched, self._count_seconds(launched))
 
     def completed(self) -> int:
         """See `Device`; raises if a step has failed on the device."""
@@ -300,9 +299,10 @@ class CudaDevice:
         if step.choice is not None:
             self._sampling.read(step.choice)
 
-    def _sampled(self, step: _Step) -> Sampled:
+    def _sampled(self, step: _Step, seconds: float) -> Sampled:
         """What a step that was read brings."""
-        sampled = Sampled([]) if step.choice is None else self._sampling.sampled(step.choice)
+        chosen = step.choice
+        sampled = self._sampling.sampled(chosen, seconds) if chosen else Sampled([], seconds=seconds)
         return sampled if step.extend is None else replace(sampled, scored=self._extends.scored(step.extend))
 
     def _copy(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int], copy: Work) -> None:
@@ -324,7 +324,8 @@ class CudaDevice:
             self._broken = self._broken or error
             raise
 
-    def _count_seconds(self, step: _Step) -> None:
+    def _count_seconds(self, step: _Step) -> float:
+        """Count what the step took, and return it."""
         assert step.ended is not None
         seconds = step.ended.seconds_since(step.began)
         counters = self.counters
@@ -336,3 +337,4 @@ class CudaDevice:
             counters.prebuilt_seconds += seconds
         if step.waited_since is not None:
             counters.idle_seconds += max(0.0, step.began.seconds_since(step.waited_since))
+        return seconds

@@ -146,8 +146,8 @@ class Sampling:
         for row, mask in choice.rows.masks:
             mask.take(choice.token_ids[row])
 
-    def sampled(self, choice: TokenChoice) -> Sampled:
-        """What was read; its buffers serve another step from now on."""
+    def sampled(self, choice: TokenChoice, seconds: float) -> Sampled:
+        """What was read of a step of so many seconds; its buffers serve another step from now on."""
         self._free.append(choice.tokens)
         logprobs: dict[int, TokenLogprobs] = {}
         sat_out = choice.masked.shares.sat_out
@@ -163,6 +163,7 @@ class Sampling:
             failed=choice.masked.failed,
             sat_out=sat_out,
             mask_seconds=choice.masked.shares.seconds,
+            seconds=seconds,
         )
 
     def warm_up(self, ops: Ops, of_slots: Tensor) -> None:

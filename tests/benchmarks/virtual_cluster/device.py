@@ -67,6 +67,7 @@ class LaunchedStep:
 
     number: int
     completes_at: float
+    seconds: float
     token_ids: list[int]
     ends_a_prompt: bool
 
@@ -103,7 +104,7 @@ class VirtualDevice:
             slot.kv_len += 1
             token_ids.append(slot.sample())
         ends_a_prompt = any(row.samples for row in batch.extend)
-        self._steps.append(LaunchedStep(batch.step, self._busy_until, token_ids, ends_a_prompt))
+        self._steps.append(LaunchedStep(batch.step, self._busy_until, seconds, token_ids, ends_a_prompt))
 
     def completes_at(self, step: int) -> float:
         """When a step that was not waited for yet completes, in seconds."""
@@ -124,7 +125,7 @@ class VirtualDevice:
         assert oldest.number == step, f"waits for step {step} before {oldest.number}"
         self.process.block(oldest.completes_at)
         self._waited_for = step
-        return Sampled(oldest.token_ids)
+        return Sampled(oldest.token_ids, seconds=oldest.seconds)
 
     def completed(self) -> int:
         done = self._waited_for

@@ -62,6 +62,7 @@ class Step:
     extend: tuple[ExtendRow, ...]
     decode_slots: tuple[int, ...]
     completes_at: float
+    seconds: float
     sampled: Sampled | None = None  # once completed
 
 
@@ -123,7 +124,7 @@ class OracleDevice:
         seconds += self.speed.token * sum(len(row.token_ids) for row in extend)
         seconds *= 1 + self.speed.jitter * self.rng.uniform(-1, 1)
         self._busy_until = max(self._busy_until, self.process.now) + seconds
-        step = Step(batch, extend, tuple(batch.decode_slots), self._busy_until)
+        step = Step(batch, extend, tuple(batch.decode_slots), self._busy_until, seconds)
         self._steps.append(step)
         self.process.at(step.completes_at, lambda: self._complete(step.batch.step))
 
@@ -208,7 +209,7 @@ class OracleDevice:
             if slot.told is not None and at not in masks.sat_out
         }
         scores = {at: told for at, told in scored.items() if told}
-        return Sampled(sampled, told, scores, failed, masks.sat_out, masks.seconds)
+        return Sampled(sampled, told, scores, failed, masks.sat_out, masks.seconds, step.seconds)
 
     def _extend(self, row: ExtendRow, told: list[TokenLogprobs]) -> _Row | None:
         slot = self._slots[row.slot]

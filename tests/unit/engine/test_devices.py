@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_every_layer_of_a_step_counts_as_work(tmp_path: Path, kernels: str) -> N
     driver.decode([0], 3)
     assert driver.device.work_done == before + 4 * layers
     driver.close()
+
+
+def test_a_step_tells_how_long_it_took(driver: Driver) -> None:
+    driver.prefill(0, PROMPT, range(4))
+    driver.step += 1
+    began_at = time.perf_counter()
+    driver.device.launch(ScheduleBatch(driver.step, ForwardMode.DECODE, decode_slots=(0,)))
+    sampled = driver.device.wait(driver.step)
+    assert 0 < sampled.seconds <= time.perf_counter() - began_at
 
 
 def test_only_rows_that_sample_have_results(driver: Driver) -> None:
