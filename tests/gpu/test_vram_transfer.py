@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -19,7 +19,13 @@ from shared.transfer.self_fetch import self_fetch
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, Clock, FetchWorld, byte_of
-from tests.integration.transfer.holder_processes import HolderProcess, epochs, holders, network, worker_keys
+from tests.integration.transfer.holder_processes import (
+    HolderPool,
+    HolderProcess,
+    epochs,
+    network,
+    worker_keys,
+)
 from tests.tensor_pages import TensorPages
 
 PAGE_BYTES = 2_621_440  # Qwen3-14B, 16 tokens
@@ -35,7 +41,7 @@ class Between:
 
     device: str
     transport: KvTransport
-    started: list[HolderProcess]
+    new_holder: Callable[[], HolderProcess]
 
     def __post_init__(self) -> None:
         self.clock, self.pages = Clock(), TensorPages(self.device, PAGES[self.device], PAGE_BYTES)
@@ -46,12 +52,9 @@ class Between:
         self.everything = tuple(range(PAGES[self.device]))
 
     def start_holder(self) -> HolderProcess:
-        count = PAGES[self.device]
-        self.started.append(
-            HolderProcess("holder", next(epochs), count, PAGE_BYTES, self.transport, self.device)
-        )
-        self.started[-1].write(3, 77)
-        return self.started[-1]
+        holder = self.new_holder()
+        holder.write(3, 77)
+        return holder
 
     def fetch(self, source: HolderProcess, pages: tuple[int, ...], fetch_id: int = 1) -> FetchEvent:
         """Fetch the pages to the same places here; the first event."""
@@ -73,15 +76,28 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[tuple[str, str], HolderPool]]:
+    pools: dict[tuple[str, str], HolderPool] = {}
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
 @pytest.fixture(params=["nixl", "nixl over tcp", "tls"])
 def between(
-    device: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    pools: dict[tuple[str, str], HolderPool],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Between]:
     monkeypatch.delenv("UCX_TLS", raising=False)
     if request.param == "nixl over tcp":
         monkeypatch.setenv("UCX_TLS", "tcp,cuda_copy" if device == "cuda" else "tcp")
-    with holders() as started:
-        between = Between(device, "tls" if request.param == "tls" else "nixl", started)
+    transport: KvTransport = "tls" if request.param == "tls" else "nixl"
+    pool = pools.setdefault((device, request.param), HolderPool(transport, device, PAGES[device], PAGE_BYTES))
+    with pool.check_out() as new_holder:
+        between = Between(device, transport, new_holder)
         yield between
         between.transfer.close()
 

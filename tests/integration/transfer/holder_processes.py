@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 
 import msgspec
@@ -75,6 +76,7 @@ class HolderProcess:
 
     def spoil(self) -> None:
         """Its known page loses its bytes."""
+        self.spoiled = True
         self._ask("spoil")
 
     def read(self, baton: Baton) -> None:
@@ -119,11 +121,23 @@ class HolderProcess:
 
 
 class HolderPool:
-    """Holders that outlive a test, since to start one takes seconds. One that was frozen or killed is not reused."""
+    """Holders that outlive a test, since to start one takes seconds. One that was spoiled in any way is not reused."""
 
-    def __init__(self, transport: KvTransport = "nixl", memory: str = "host") -> None:
-        self._transport = transport
-        self._memory = memory
+    def __init__(
+        self,
+        transport: KvTransport = "nixl",
+        memory: str = "host",
+        pages: int = PAGES,
+        page_bytes: int = PAGE_BYTES,
+    ) -> None:
+        self._new = partial(
+            HolderProcess,
+            "holder",
+            pages=pages,
+            page_bytes=page_bytes,
+            transport=transport,
+            memory=memory,
+        )
         self._started: list[HolderProcess] = []
         self._idle: list[HolderProcess] = []
 
@@ -134,9 +148,7 @@ class HolderPool:
 
         def take() -> HolderProcess:
             if not self._idle:
-                self._idle.append(
-                    HolderProcess("holder", next(epochs), transport=self._transport, memory=self._memory)
-                )
+                self._idle.append(self._new(next(epochs)))
                 self._started.append(self._idle[0])
             checked_out.append(self._idle.pop())
             return checked_out[-1]
