@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Callable
+from functools import partial
 
 Action = Callable[[], None]
 
@@ -24,7 +25,7 @@ class Timeline:
     def at(self, seconds: float, action: Action) -> None:
         """Let `action` happen at `seconds`, or now if that has passed."""
         self._scheduled += 1
-        heapq.heappush(self._heap, (max(seconds, self.now), self._scheduled, action))
+        heapq.heappush(self._heap, (self.now if seconds < self.now else seconds, self._scheduled, action))
 
     def after(self, seconds: float, action: Action) -> None:
         """Let `action` happen in `seconds` from now."""
@@ -53,7 +54,8 @@ class TimelineProcess:
     @property
     def now(self) -> float:
         """Its clock; ahead of the timeline after a turn in which it blocked."""
-        return max(self.timeline.now, self._blocked_until)
+        now, blocked_until = self.timeline.now, self._blocked_until
+        return blocked_until if now < blocked_until else now
 
     @property
     def runs(self) -> bool:
@@ -61,7 +63,7 @@ class TimelineProcess:
 
     def at(self, seconds: float, action: Action) -> None:
         """Let this process do something at `seconds`, or as soon as it runs."""
-        self.timeline.at(seconds, lambda: self.do(action))
+        self.timeline.at(seconds, partial(self.do, action))
 
     def after(self, seconds: float, action: Action) -> None:
         """Let this process do something in `seconds` from now."""
@@ -86,7 +88,7 @@ class TimelineProcess:
         self.frozen = False
         stalled, self._stalled = self._stalled, []
         for action in stalled:
-            self.timeline.at(self.timeline.now, lambda action=action: self.do(action))  # type: ignore[misc]
+            self.timeline.at(self.timeline.now, partial(self.do, action))
 
     def kill(self) -> None:
         self.alive = False
