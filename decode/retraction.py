@@ -92,6 +92,12 @@ class Retraction:
         return [req for req, _ in self._retracted]
 
     @property
+    def paused(self) -> list[Req]:
+        """Requests that do not run and have no step in flight: in line, or on the way there."""
+        backing_up = [copy.req for copy in self._copies.values() if copy.req.state is DecodeState.BACKING_UP]
+        return [*self.retracted, *backing_up]
+
+    @property
     def copied(self) -> Mapping[DecodeState, list[Req]]:
         """Requests whose pages are being copied, by state."""
         copied = [copy.req for copy in self._copies.values()]

@@ -27,6 +27,7 @@ from decode.counters import DecodeCounters
 from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
+from decode.pauses import Pauses
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
@@ -92,6 +93,7 @@ class DecodeScheduler:
             self._admission.growth_within,
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
+        self._pauses = Pauses(self._sessions, self._output_buffer, effects)
         self._migrations = Migrations(
             memory, self._batch, self.leases, self._output_buffer, states, counters, effects
         )
@@ -135,8 +137,9 @@ class DecodeScheduler:
             self._forget(req)
 
     def tick(self, now: float) -> None:
-        """Send the tokens that have waited long enough, end leases that were not renewed, push the load."""
+        """Send the tokens that have waited long enough, tell who is paused, end leases, push the load."""
         self._flush_due(now)
+        self._pauses.tell(self._retraction.paused, now)
         self._sessions.tick(now)
 
     def start_draining(self) -> None:
@@ -225,8 +228,12 @@ class DecodeScheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When buffered tokens have waited long enough, a lease ends, or the routers should hear of a new load."""
-        deadlines = (self._output_buffer.deadline(), self._sessions.next_deadline())
+        """When buffered tokens have waited long enough, a lease ends, or routers should hear of a load or a pause."""
+        deadlines = (
+            self._output_buffer.deadline(),
+            self._sessions.next_deadline(),
+            self._pauses.next_deadline(),
+        )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def awaits_transfer(self) -> bool:

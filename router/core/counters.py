@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Literal
 
 from shared.primitives.metric_fields import (
     CACHED_TOKENS,
@@ -18,12 +19,21 @@ from shared.primitives.metric_fields import (
     REQUESTS,
     STALE_BATONS,
     CounterMetric,
+    HistogramMetric,
     all_declared,
     counted,
     counted_by,
     durations,
     observed,
     total,
+)
+
+PauseCause = Literal["moved", "lost_decode", "lost_prefill", "retracted", "no_room", "other"]
+PAUSE_SECONDS = HistogramMetric(
+    "segue_pause_seconds",
+    "Seconds between two tokens of a stream, where they are more than one, by what held it up: it was moved to another "
+    "decode worker, lost its worker, was retracted for lack of pages, or waited for room with its pages elsewhere.",
+    ("cause",),
 )
 
 
@@ -119,6 +129,17 @@ class RouterCounters:
     itl_seconds: deque[float] = durations(
         "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token."
     )
+    pauses_moved: deque[float] = observed(PAUSE_SECONDS, cause="moved")
+    pauses_lost_decode: deque[float] = observed(PAUSE_SECONDS, cause="lost_decode")
+    pauses_lost_prefill: deque[float] = observed(PAUSE_SECONDS, cause="lost_prefill")
+    pauses_retracted: deque[float] = observed(PAUSE_SECONDS, cause="retracted")
+    pauses_no_room: deque[float] = observed(PAUSE_SECONDS, cause="no_room")
+    pauses_other: deque[float] = observed(PAUSE_SECONDS, cause="other")
     request_seconds: deque[float] = durations(
         "segue_request_seconds", "Seconds from a request's arrival to its end."
     )
+
+    def paused(self, cause: PauseCause, seconds: float) -> None:
+        """A stream has gone on after a pause."""
+        pauses: deque[float] = getattr(self, f"pauses_{cause}")
+        pauses.append(seconds)

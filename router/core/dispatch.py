@@ -209,6 +209,8 @@ class RouterCore:
         elif isinstance(message, messages.Generated):
             for row in message.rows:
                 self._placeable |= self._replies.take(worker, row, now)
+        elif isinstance(message, messages.Paused):
+            self._replies.paused(worker, message, now)
         elif isinstance(message, AboutRequest):
             self._placeable |= self._replies.take(worker, message, now)
         else:

@@ -81,9 +81,12 @@ def counted_by_labels(metric: CounterMetric) -> Counter[tuple[str, ...]]:
     return field(default_factory=Counter, metadata={_SHOWN_BY: (metric, None)})
 
 
-def observed(metric: HistogramMetric) -> deque[float]:
-    """Declare measurements in seconds: the core appends them, publishing takes them out."""
-    return field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX), metadata={_SHOWN_BY: (metric, ())})
+def observed(metric: HistogramMetric, **labels: str) -> deque[float]:
+    """Declare measurements in seconds, one series of `metric`: the core appends them, publishing takes them out."""
+    if tuple(labels) != metric.labels:
+        raise InvariantError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
+    shown = metric, tuple(labels.values())
+    return field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX), metadata={_SHOWN_BY: shown})
 
 
 def total(name: str, text: str) -> int:

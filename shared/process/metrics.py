@@ -42,7 +42,7 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._shown: dict[type[Any], list[ShownField]] = {}
         self._series: defaultdict[CounterMetric | GaugeMetric, Series] = defaultdict(dict)
-        self._histograms: dict[HistogramMetric, Histogram] = {}
+        self._histograms: dict[tuple[HistogramMetric, tuple[str, ...] | None], Histogram] = {}  # by series
         self.registry.register(self)
         self.set(gauges.INFO, 1, version=version("segue"))
         self.set(gauges.READY, 0)
@@ -58,7 +58,7 @@ class Metrics(Collector):
                 value = getattr(counters, name)
                 if isinstance(metric, HistogramMetric):
                     while value:
-                        self._histograms[metric].observe(value.popleft())
+                        self._histograms[metric, label_values].observe(value.popleft())
                 elif label_values is None:
                     self._series[metric] = {
                         key if isinstance(key, tuple) else (key,): number for key, number in value.items()
@@ -69,12 +69,16 @@ class Metrics(Collector):
     def _adopt(self, counter_class: type[Any]) -> list[ShownField]:
         shown_fields(*self._shown, counter_class)  # together they claim no series twice
         shown = shown_fields(counter_class)
-        for _, metric, _ in shown:
+        families: dict[HistogramMetric, Histogram] = {}
+        for _, metric, label_values in shown:
             if isinstance(metric, HistogramMetric):
-                histogram = Histogram(
-                    metric.name, metric.text, ("role",), registry=self.registry, buckets=_LATENCY_BUCKETS
-                )
-                self._histograms[metric] = histogram.labels(self.role)
+                if metric not in families:
+                    labels = ("role", *metric.labels)
+                    families[metric] = Histogram(
+                        metric.name, metric.text, labels, registry=self.registry, buckets=_LATENCY_BUCKETS
+                    )
+                series = families[metric].labels(self.role, *(label_values or ()))
+                self._histograms[metric, label_values] = series
         self._shown[counter_class] = shown
         return shown
 

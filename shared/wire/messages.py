@@ -265,6 +265,14 @@ class Failed(Message, frozen=True):
     message: Annotated[str, msgspec.Meta(max_length=FAILED_CHARACTERS_MAX)]
 
 
+class Paused(Message, frozen=True):
+    """The worker keeps the request, which does not run for now. Said at once, and every 5 s while it lasts."""
+
+    rid: Name
+    attempt: Count
+    cause: Name  # retracted: its pages lie in host memory
+
+
 class Load(Message, frozen=True):
     """How busy the worker is; pushed at most every 100 ms, when it changed."""
 
@@ -294,6 +302,7 @@ WorkerToRouter = (
     | Draining
     | Failed
     | Scored
+    | Paused
 )
 
 encode = msgspec.msgpack.Encoder().encode

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from router.core.counters import PauseCause
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
@@ -81,6 +82,7 @@ class LiveRequest:
 
     state_since: float = 0.0
     token_at: float = 0.0  # when the last token came
+    held_up_by: PauseCause = "other"  # … and what has held the stream up since then
     seconds: dict[str, float] = field(default_factory=dict)  # spent in each state that is over
     visits: list[Visit] = field(default_factory=list)
     cached_tokens: int | None = None  # in the first attempt's prompt

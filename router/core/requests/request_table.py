@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict, defaultdict
 from functools import partial
 
 from router.config import RouterConfig
-from router.core.counters import RouterCounters
+from router.core.counters import PauseCause, RouterCounters
 from router.core.effects import (
     ClientRequest,
     NewTokens,
@@ -50,6 +50,7 @@ from shared.wire.sampled import Logprobs
 ROW_NAMES = {
     (state, event): f"{state.value} {event.value}" for state in RequestState for event in RequestEvent
 }
+PAUSE_SECONDS_MIN = 1.0  # between two tokens: a shorter gap is no pause
 BEFORE_DECODE = (RequestState.PREFILLING, RequestState.READY)
 
 
@@ -148,7 +149,7 @@ class RequestTable:
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding → ready: the decode worker leases the pages; the worker that fetches them is chosen anew."""
-        live.migrating = True
+        live.migrating, live.held_up_by = True, "moved"
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
     def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
@@ -201,6 +202,9 @@ class RequestTable:
             self._counters.second_token_seconds.append(gap)
         for _ in inter_token:
             self._counters.itl_seconds.append(gap / len(token_ids))
+        if gap > PAUSE_SECONDS_MIN:
+            self._counters.paused(live.held_up_by, gap)
+        live.held_up_by = "other"
         live.output.extend(token_ids)
         live.tenant.spend(len(token_ids), now)
         live.token_at = now
@@ -252,6 +256,7 @@ class RequestTable:
             end(RequestEvent.EXHAUSTED, RequestFailed(500, message, code="attempts_exhausted"))
             return
         self._counters.continuations[cause] += 1
+        live.held_up_by = _held_up_by(cause, live)
         if live.migrating:
             live.migrating = False
             self._counters.migrations["recomputed"] += 1
@@ -340,6 +345,8 @@ class RequestTable:
         self._advance(live, event, now, worker.peer)
         self.reservations.unassign(live)
         self.reservations.hold_lease(live, worker, baton, now)
+        if live.held_up_by == "other":
+            live.held_up_by = "no_room"
         self.reservations.enqueue(live)
 
     def _count_before_decode(self, live: LiveRequest, change: int) -> None:
@@ -354,6 +361,16 @@ class RequestTable:
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
+
+
+def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:
+    """What holds a stream up whose attempt has ended by `cause`."""
+    if cause == "retracted":
+        return "retracted"
+    if cause == "lease_ended":
+        return "no_room"  # its holder has kept the pages for as long as it could
+    worker = live.waits_on
+    return "lost_prefill" if worker is not None and worker.hello.role == "prefill" else "lost_decode"
 
 
 # ---- what a worker is sent of a request, as of now -------------------------------------------------------------------

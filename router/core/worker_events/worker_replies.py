@@ -36,6 +36,7 @@ AboutRequest = (
     | messages.Finished
     | messages.Refused
     | messages.Failed
+    | messages.Paused
 )
 
 SHARED_CACHE_ROUNDING = 128  # tokens; OpenAI's own figure is rounded so
@@ -52,6 +53,7 @@ EXPECTED: dict[RequestState, tuple[type, ...]] = {
         messages.Finished,
         messages.Refused,
         messages.Failed,
+        messages.Paused,
     ),
 }
 
@@ -106,6 +108,12 @@ class WorkerReplies:
                 )
         may_migrate_now = worker.draining and live.joined and not had_joined
         return live.state is not RequestState.DECODING or may_migrate_now or reopened
+
+    def paused(self, worker: Worker, message: messages.Paused, now: float) -> None:
+        """The worker keeps a request that does not run for now. Retraction is the only cause that there is yet."""
+        live = self.recipient = self._recipient(worker, message)
+        if live is not None:
+            live.heard_at, live.held_up_by = now, "retracted"
 
     def _recipient(self, worker: Worker, message: AboutRequest) -> LiveRequest | None:
         """The request that still waits for this message of this worker: the one place where others are dropped."""

@@ -24,6 +24,7 @@ from shared.wire.messages import (
     Load,
     Message,
     Migrating,
+    Paused,
     Prefill,
     Prefilled,
     Refused,
@@ -34,7 +35,7 @@ from tests.simulation.adversaries.lies import Lies
 from tests.simulation.judges.fairness import JudgedRouterCore
 
 ROUNDING = 1e-6  # seconds
-About = Prefilled | Scored | Joined | Row | Migrating | Finished | Refused | Failed
+About = Prefilled | Scored | Joined | Row | Migrating | Finished | Refused | Failed | Paused
 
 
 @dataclass(slots=True)
@@ -116,7 +117,7 @@ class JudgedSilences:
                 sent.tokens -= message.cached_tokens
             role = self._core.fleet.workers[peer].hello.role
             self._answers[role, sent.kv_group].append(sent)
-        if not isinstance(message, Row | Joined | Scored):
+        if not isinstance(message, Row | Joined | Scored | Paused):
             self._end(peer, message.rid, message.attempt, now)
 
     def _end(self, peer: str, rid: str, attempt: int, now: float) -> None:

@@ -11,7 +11,7 @@ from decode.retraction import Retraction
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ForwardMode
 from shared.kv.page_pool import PageState
-from shared.wire.messages import Cancel, Decode, Failed, Finished, Load, Message, Refused
+from shared.wire.messages import Cancel, Decode, Failed, Finished, Load, Message, Paused, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, WorkerBench, decode, prompt
 
@@ -140,6 +140,30 @@ def test_no_new_request_comes_in_while_a_retracted_one_waits() -> None:
     bench.now += 0.1
     bench.turn()
     assert not bench.said(Load)[-1].accepting
+
+
+def test_the_router_of_a_retracted_request_hears_so_behind_its_tokens_and_every_five_seconds() -> None:
+    bench = short_of_pages(flush_seconds=1000.0)
+    bench.turn()
+    (paused,) = bench.said(Paused)
+    assert paused.cause == "retracted"
+    tokens = len(bench.tokens(paused.rid))
+    assert tokens > 1
+    for seconds in (4.9, 0.2, 4.7, 0.3):
+        bench.now += seconds
+        bench.turn()
+    assert len(bench.said(Paused)) == 3
+    assert len(bench.tokens(paused.rid)) == tokens
+    bench.run()
+    assert len(bench.said(Paused)) == 3
+    assert sorted(finished(bench)) == ["a", "b"]
+
+
+def test_a_router_that_does_not_know_of_pauses_hears_of_none() -> None:
+    bench = short_of_pages(understands=())
+    bench.turn()
+    bench.run()
+    assert bench.said(Paused) == []
 
 
 def test_a_resumed_request_joins_with_all_it_had() -> None:

@@ -119,6 +119,7 @@ INSTANCES: tuple[Message, ...] = (
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),
     messages.Scored("r", 1, 1, LOGPROBS),
+    messages.Paused("r", 1, "retracted"),
 )
 
 
