@@ -171,21 +171,30 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_pa
     assert "killed" not in said
 
 
+@pytest.fixture(scope="module")
+def open_to_all() -> Iterator[Running]:
+    """A deployment whose API is open to the network, ready; the last test that uses it ends it."""
+    with segue("--port", "0", "--host", "0.0.0.0", config=SMALL) as running:
+        running.line(lambda line: line.startswith("ready in "), 120)
+        yield running
+
+
+def line_of(running: Running, start: str) -> str:
+    """The line that began so before the deployment was ready."""
+    return next(line for line in running.lines if line.startswith(start))
+
+
 def reaches(host: str, port: int) -> bool:
     with contextlib.closing(socket.socket()) as client:
         return client.connect_ex((host, port)) == 0
 
 
-def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback() -> None:
-    with segue("--port", "0", "--host", "0.0.0.0", config=SMALL) as running:
-        running.line(lambda line: line.startswith("the API is open to the network, without"), 30)
-        admin = running.line(lambda line: line.startswith("router: ready"), 120)
-        ready = running.line(lambda line: line.startswith("ready in "), 10)
-        ports = [
-            int(match.group(1)) for line in (ready, admin) if (match := re.search(r"127.0.0.1:(\d+)", line))
-        ]
-        assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
-        assert reaches("127.0.0.1", ports[1])
+def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback(open_to_all: Running) -> None:
+    assert line_of(open_to_all, "the API is open to the network, without")
+    lines = [line_of(open_to_all, "ready in "), line_of(open_to_all, "router: ready")]
+    ports = [int(match.group(1)) for line in lines if (match := re.search(r"127.0.0.1:(\d+)", line))]
+    assert [reaches("127.0.0.2", port) for port in ports] == [True, False]
+    assert reaches("127.0.0.1", ports[1])
 
 
 def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> None:
@@ -211,17 +220,6 @@ def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> N
     ]
 
 
-def test_an_interruption_of_all_processes_at_once_warns_of_nothing() -> None:
-    """As a terminal does it: every process of the group gets the signal."""
-    with segue("--router-port", "0", config=SMALL) as running:
-        running.line(lambda line: line.startswith("ready in "), 120)
-        before = len(running.lines)
-        for pid in [*running.children(), running.process.pid]:
-            os.kill(pid, signal.SIGINT)
-        assert running.process.wait(soon(5)) == 0
-    assert not [line for line in running.lines[before:] if "role_" in line], running.lines
-
-
 def keys_in_memory(running: Running) -> set[bytes]:
     """The link keys that the processes inherited and closed; their command lines say only where they were."""
     found = set()
@@ -245,12 +243,11 @@ def test_a_deployment_that_is_still_loading_ends_at_once(stage: str) -> None:
     assert "Traceback" not in "".join(running.lines)
 
 
-def test_a_killed_process_comes_back_under_its_address() -> None:
-    with segue("--router-port", "0", config=SMALL) as running:
-        ready = running.line(lambda line: line.startswith("ready in "), 120)
-        assert int(ready.split()[2]) < 60  # with other tests around it; alone it is under 20
-        for role in ROLES:
-            kill_and_await(running, role)
+def test_a_killed_process_comes_back_under_its_address(open_to_all: Running) -> None:
+    seconds = line_of(open_to_all, "ready in ").split()[2]
+    assert int(seconds) < 60  # with other tests around it; alone it is under 20
+    for role in ROLES:
+        kill_and_await(open_to_all, role)
 
 
 def kill_and_await(running: Running, role: str) -> None:
@@ -265,3 +262,14 @@ def kill_and_await(running: Running, role: str) -> None:
     assert again != victim
     assert after[again] == before[victim]
     assert roles(running) == ROLES
+
+
+def test_an_interruption_of_all_processes_at_once_warns_of_nothing(open_to_all: Running) -> None:
+    """As a terminal does it: every process of the group gets the signal. The last test of this deployment."""
+    open_to_all.read_lines()
+    before = len(open_to_all.lines)
+    for pid in [*open_to_all.children(), open_to_all.process.pid]:
+        os.kill(pid, signal.SIGINT)
+    assert open_to_all.process.wait(soon(5)) == 0
+    open_to_all.close()
+    assert not [line for line in open_to_all.lines[before:] if "role_" in line], open_to_all.lines
