@@ -28,7 +28,7 @@ LONG_TOKENS = 4_400
 
 @pytest.fixture(scope="module")
 def defaults() -> Iterator[LocalDeployment]:
-    """`segue up` without flags and settings."""
+    """`segue up` without settings: its pools are those of a user."""
     with deployment() as running:
         yield running
 

@@ -10,15 +10,14 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from shared.local.model_store import resolve
 from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
 from tests.integration.deployments.observing import continuations, linked_workers
 from tests.integration.deployments.streams import crowd
@@ -42,7 +41,7 @@ def path_of_a_gpu() -> Iterator[LocalDeployment]:
 
 @pytest.mark.timeout(900)
 def test_greedy_answers_are_those_of_transformers(path_of_a_gpu: LocalDeployment) -> None:
-    model = Path(resolve("smollm2", lambda _line: None))
+    model = cut_model()
     prompts = [prompt for prompt in varied_prompts(model) if len(prompt) <= PROMPT_TOKENS_MAX][::2]
     answers = crowd(path_of_a_gpu.url, prompts, 4, **GREEDY)
     assert_answers_of_transformers(model, prompts, [answer.text for answer in answers], TOKENS)

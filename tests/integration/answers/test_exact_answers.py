@@ -1,17 +1,17 @@
-"""The default model, disaggregated, says what transformers says: alone, in a crowd, and when pages run short.
+"""A model, disaggregated, says what transformers says: the default one whole; cut, in a crowd and when pages run short.
 
 Segue against itself is compared without any tolerance.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shared.local.model_store import resolve
 from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.conftest import SMALL
+from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.deployments.streams import crowd
 from tests.waiting import until
@@ -21,13 +21,8 @@ GREEDY = {"temperature": 0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": T
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return Path(resolve("smollm2", lambda _line: None))
-
-
-@pytest.fixture(scope="module")
-def prompts(model: Path) -> list[list[int]]:
-    return varied_prompts(model)
+def prompts() -> list[list[int]]:
+    return varied_prompts(cut_model())
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +32,16 @@ def alone(one_each: LocalDeployment, prompts: list[list[int]]) -> list[str]:
 
 
 @pytest.mark.timeout(600)
-def test_greedy_answers_are_those_of_transformers(
-    model: Path, prompts: list[list[int]], alone: list[str]
-) -> None:
-    assert_answers_of_transformers(model, prompts, alone, TOKENS)
+def test_greedy_answers_of_the_default_model_are_those_of_transformers(prompts: list[list[int]]) -> None:
+    some = [prompt for prompt in prompts if len(prompt) <= 1000][::4]
+    with deployment(as_shipped=True, config=SMALL) as running:
+        texts = [answer.text for answer in crowd(running.url, some, 1, **GREEDY)]
+    assert_answers_of_transformers(resolve("smollm2", lambda _line: None), some, texts, TOKENS)
+
+
+@pytest.mark.timeout(600)
+def test_greedy_answers_are_those_of_transformers(prompts: list[list[int]], alone: list[str]) -> None:
+    assert_answers_of_transformers(cut_model(), prompts, alone, TOKENS)
 
 
 @pytest.mark.timeout(600)
@@ -63,7 +64,7 @@ def test_retracted_requests_get_the_answers_they_got_undisturbed(
 
     Prefill knows every prompt by then: it hands over faster than decode ends them, so the pool overflows.
     """
-    longer = {**GREEDY, "max_tokens": 8 * TOKENS}
+    longer = {**GREEDY, "max_tokens": 6 * TOKENS}
     undisturbed = [answer.text for answer in crowd(one_each.url, prompts, 8, **longer)]
     for text, start in zip(undisturbed, alone, strict=True):
         assert text.startswith(start.rstrip("\ufffd"))

@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,8 +15,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from shared.local.model_store import resolve
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import busy_worker, continuations, linked_workers
 from tests.integration.deployments.streams import client_of
@@ -39,13 +38,8 @@ Entry = tuple[int, float, dict[str, float]]  # the token, its logprob, and the l
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return Path(resolve("smollm2", lambda _line: None))
-
-
-@pytest.fixture(scope="module")
-def prompts(model: Path) -> list[list[int]]:
-    return [prompt for prompt in varied_prompts(model) if len(prompt) <= 1000][:20]
+def prompts() -> list[list[int]]:
+    return [prompt for prompt in varied_prompts(cut_model()) if len(prompt) <= 1000][:20]
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +65,9 @@ def _entries(choice: Any) -> list[Entry]:
 
 
 @pytest.mark.timeout(900)
-def test_they_are_those_of_transformers(
-    model: Path, prompts: list[list[int]], alone: list[list[Entry]]
-) -> None:
+def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[list[Entry]]) -> None:
     assert len(prompts) == 20
-    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    reference: Any = AutoModelForCausalLM.from_pretrained(cut_model(), dtype=torch.float32)
     for prompt, entries in zip(prompts, alone, strict=True):
         assert len(entries) == TOKENS
         token_ids = [token_id for token_id, _, _ in entries]

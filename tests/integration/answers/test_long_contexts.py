@@ -1,4 +1,4 @@
-"""The default model at a context of 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64."""
+"""The cut model at a context of 4,000 tokens: the same bits in chunks, from a cache, in a crowd of 64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
-from shared.local.model_store import resolve
+from tests.integration.deployments.cut_model import cut_model
 from tests.unit.engine.driver import Driver, tokens_of
 
 LENGTH = 4_000
@@ -22,7 +22,7 @@ HOME, ELSEWHERE = range(256), range(256, 512)  # pages
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    return Path(resolve("smollm2", lambda _line: None))
+    return cut_model()
 
 
 @pytest.fixture(scope="module", params=["float16", "float32"])

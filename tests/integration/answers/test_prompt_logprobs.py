@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from shared.local.model_store import resolve
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import busy_worker, continuations
 from tests.waiting import until
@@ -27,13 +27,8 @@ SCORING_BYTES_MAX = 64 << 20
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return Path(resolve("smollm2", lambda _line: None))
-
-
-@pytest.fixture(scope="module")
-def prompts(model: Path) -> list[list[int]]:
-    return [prompt for prompt in varied_prompts(model) if 2 <= len(prompt) <= 600][:12]
+def prompts() -> list[list[int]]:
+    return [prompt for prompt in varied_prompts(cut_model()) if 2 <= len(prompt) <= 600][:12]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +61,8 @@ def alone(exact: LocalDeployment, prompts: list[list[int]]) -> list[Any]:
 
 
 @pytest.mark.timeout(600)
-def test_they_are_those_of_transformers(model: Path, prompts: list[list[int]], alone: list[Any]) -> None:
-    reference: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[Any]) -> None:
+    reference: Any = AutoModelForCausalLM.from_pretrained(cut_model(), dtype=torch.float32)
     for prompt, told in zip(prompts, alone, strict=True):
         assert told.token_logprobs[0] is None
         assert len(told.token_logprobs) == len(prompt) + 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from tests.integration.deployments.cut_model import LAYERS
 from tests.integration.deployments.deployment import LocalDeployment
 from tests.integration.deployments.streams import crowd
 from tests.waiting import until
 
-PAGE_BYTES = 30 * 2 * 3 * 16 * 64 * 2  # layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights
+# Layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights.
+PAGE_BYTES = len(LAYERS) * 2 * 3 * 16 * 64 * 2
 
 
 def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_each: LocalDeployment) -> None:

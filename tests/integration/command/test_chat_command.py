@@ -24,7 +24,9 @@ COMMAND = [sys.executable, "-m", "shared.local.cli"]
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[LocalDeployment]:
-    with deployment(config={"prefill": {"kvPages": 600}, "decode": {"kvPages": 600}}) as running:
+    with deployment(
+        as_shipped=True, config={"prefill": {"kvPages": 600}, "decode": {"kvPages": 600}}
+    ) as running:
         yield running
 
 

@@ -24,7 +24,7 @@ from tests.waiting import soon, until
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
     "seed": 7,
-    "max_tokens": 1000,  # some seconds, also on a fast machine: long enough to be caught in the middle
+    "max_tokens": 600,  # seconds, also on a fast machine: long enough to be caught in the middle
     "extra_body": {"ignore_eos": True},
 }
 SILENCE_SECONDS = ProcessConfig().silence_seconds
@@ -33,7 +33,7 @@ ENDLESS: dict[str, Any] = {"max_tokens": 4000, "extra_body": {"ignore_eos": True
 PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected that"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def undisturbed(two_each: LocalDeployment) -> str:
     return crowd(two_each.url, [PROMPT], 1, **SAMPLED)[0].text
 

@@ -25,7 +25,7 @@ ANSWER_SECONDS_MAX = 2.0
 GROWN_BYTES_MAX = 64 << 20
 GAP_SECONDS_MAX = 0.3
 MAX_TOKENS = 8
-ENDLESS: dict[str, Any] = {"max_tokens": 4000, "extra_body": {"ignore_eos": True}}
+ENDLESS: dict[str, Any] = {"max_tokens": 8000, "extra_body": {"ignore_eos": True}}
 
 
 class Gaps:

@@ -67,7 +67,7 @@ def test_usage_is_what_200_answers_say_though_a_worker_dies(keyed: LocalDeployme
             chunks = client.completions.create(
                 model="smollm2",
                 prompt=prompts,
-                max_tokens=24,
+                max_tokens=40,
                 stream=True,
                 stream_options={"include_usage": True},
             )
@@ -121,7 +121,7 @@ def test_a_key_is_revoked_within_five_seconds_and_its_stream_ends_by_itself(
 ) -> None:
     with client_of(keyed, "revoked") as client:
         stream = client.completions.create(
-            model="smollm2", prompt="On and on", max_tokens=200, stream=True, extra_body={"ignore_eos": True}
+            model="smollm2", prompt="On and on", max_tokens=800, stream=True, extra_body={"ignore_eos": True}
         )
         first = next(stream)
         write(keys_file, "shop", "batch")
