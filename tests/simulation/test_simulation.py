@@ -11,34 +11,38 @@ from collections import Counter
 import pytest
 
 from tests.simulation import report
-from tests.simulation.run import run_seed, run_seeds, seeds_until_caught
+from tests.simulation.run import Run, run_seeds, seeds_until_caught
 from tests.simulation.scenarios.drawing import draw
 from tests.simulation.world.world import World
 
 SEEDS = 1000
 PROCESSES = 2
 
+pytestmark = pytest.mark.timeout(900)
 
-@pytest.mark.timeout(900)
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return list(run_seeds(range(SEEDS), PROCESSES))
+
+
 def test_every_world_ends_with_every_token_once_and_nothing_left_behind(
-    capsys: pytest.CaptureFixture[str],
+    runs: list[Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     counts: Counter[str] = Counter()
-    failures = []
-    for run in run_seeds(range(SEEDS), PROCESSES):
+    for run in runs:
         counts += run.counts
-        failures += [run.story] if run.failure else []
     with capsys.disabled():
         sys.stdout.write("\n".join(["", *report.lines(counts), ""]))
+    failures = [run.story for run in runs if run.failure]
     assert not failures, "\n".join(failures)
     assert not report.missing(counts), "these never happened"
 
 
-def test_a_third_of_the_worlds_overflow_and_a_quarter_are_calm() -> None:
+def test_a_third_of_the_worlds_overflow_and_a_quarter_are_calm(runs: list[Run]) -> None:
     scenarios = [draw(seed) for seed in range(SEEDS)]
     assert 0.2 < sum(scenario.calm for scenario in scenarios) / SEEDS < 0.3
-    overflowing = [run_seed(seed).counts["decode no_room"] > 0 for seed in range(60)]
-    assert sum(overflowing) > len(overflowing) / 3
+    assert sum(run.counts["decode no_room"] > 0 for run in runs) > SEEDS / 3
 
 
 def test_worlds_are_as_large_as_they_claim() -> None:
