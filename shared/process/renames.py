@@ -1,7 +1,7 @@
-"""Settings and values that have other names now. An old name is refused, in a sentence that says the new one.
+"""Settings and values that have other names now, or have gone. An old name is refused in a sentence that says which.
 
 An old name would else be an unknown flag, or a variable that is only warned of, while the process runs with a default.
-The two tables are all that a renaming needs here. The chart has the same names in `templates/_renames.tpl`, and a test
+The three tables are all that is needed here. The chart has the same names in `templates/_renames.tpl`, and a test
 gives it each of them. An entry may go when nobody upgrades from a release that had the old name.
 """
 
@@ -12,6 +12,13 @@ from collections.abc import Callable, Container, Mapping
 from shared.primitives.errors import ConfigError
 
 SETTINGS: Mapping[str, str] = {"overtakes_max": "backfill_max"}  # old field → new field
+# Old field → a field that stands where it stood, and what has become of it.
+GONE: Mapping[str, tuple[str, str]] = {
+    "ready_seconds_max": (
+        "ready_seconds",
+        "has gone: a stream that has begun waits for room as long as it takes; leave it out",
+    )
+}
 VALUES: Mapping[str, Mapping[str, str]] = {"kv_transport": {"sealed": "tls"}}  # field → old value → new value
 
 Spelling = Callable[
@@ -20,10 +27,13 @@ Spelling = Callable[
 
 
 def refuse_old_names(given: Container[str], known: Container[str], spell: Spelling, place: str = "") -> None:
-    """Raise ConfigError for an old name among those `given` whose new name is `known` there. `place`: of a file."""
+    """Raise ConfigError for an old name among those `given`, where its new name is `known`. `place`: of a file."""
     for old, new in SETTINGS.items():
         if spell(old) in given and spell(new) in known:
             raise ConfigError(f"{spell(old)}{place} is called {spell(new)} now")
+    for old, (beside, why) in GONE.items():
+        if spell(old) in given and spell(beside) in known:
+            raise ConfigError(f"{spell(old)}{place} {why}")
 
 
 def refuse_old_values(values: Mapping[str, object], spell: Spelling, place: str = "") -> None:

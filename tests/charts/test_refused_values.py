@@ -119,6 +119,15 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         manifest(None, f"{role}.config.{to_camel(new)}=3")
 
 
+@pytest.mark.parametrize(("old", "beside", "why"), [(old, *told) for old, told in renames.GONE.items()])
+def test_a_setting_that_has_gone_is_refused_with_what_became_of_it(old: str, beside: str, why: str) -> None:
+    roles = [role for role, model in ROLE_CONFIGS.items() if beside in model.model_fields]
+    assert roles
+    for role in roles:
+        with pytest.raises(RefusedError, match=f"{role}.config.{to_camel(old)} {why}"):
+            manifest(None, f"{role}.config.{to_camel(old)}=3")
+
+
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [(name, *pair) for name, renamed in renames.VALUES.items() for pair in renamed.items()],

@@ -60,10 +60,11 @@ def config_section(model: type[Settings]) -> dict[str, Any]:
 
 def old_names(offered: Container[str]) -> dict[str, Any]:
     """The former names of settings that are `offered`."""
+    told = {old: (new, f"is called {to_camel(new)} now") for old, new in renames.SETTINGS.items()}
     return {
-        to_camel(old): {"deprecated": True, "description": f"Refused: it is called {to_camel(new)} now."}
-        for old, new in renames.SETTINGS.items()
-        if to_camel(new) in offered
+        to_camel(old): {"deprecated": True, "description": f"Refused: it {why}."}
+        for old, (beside, why) in {**told, **renames.GONE}.items()
+        if to_camel(beside) in offered
     }
 
 

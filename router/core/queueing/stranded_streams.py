@@ -7,6 +7,8 @@ have come, gone or begun to drain, or when the stream has entered a queue.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from router.config import RouterConfig
 from router.core.fleet import placement
 from router.core.fleet.workers import Fleet
@@ -26,8 +28,10 @@ class StrandedStreams:
     def look(self, now: float) -> None:
         """Workers or streams may have come or gone."""
         for queue in (self._reservations.waiting, self._reservations.ready):
-            for live in queue.in_order():
-                if live.output and live.fleet_looked_at != self._fleet.changes:
+            for live in takewhile(
+                lambda each: each.output, queue.in_order()
+            ):  # they stand before those not begun
+                if live.fleet_looked_at != self._fleet.changes:
                     live.fleet_looked_at = self._fleet.changes
                     self._note(live, now)
 

@@ -76,9 +76,7 @@ class LiveRequest:
     answered: bool = False  # the worker of this attempt has said its first token or row
     heard_at: float = 0.0  # when its worker last reported something of it
     wait_until: float = 0.0  # until its first token; survives a refusal for lack of room
-    fleet_looked_at: int = (
-        -1
-    )  # changes of the fleet when it was last known whether a worker could continue it
+    fleet_looked_at: int = -1  # `Fleet.changes` when it was last asked whether a worker could continue it
 
     state_since: float = 0.0
     token_at: float = 0.0  # when the last token came

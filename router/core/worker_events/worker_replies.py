@@ -212,12 +212,13 @@ class WorkerReplies:
     def _refused(self, live: LiveRequest, worker: Worker, message: messages.Refused, now: float) -> None:
         self._counters.refusals[message.reason] += 1
         again = partial(self._requests.try_again, live, now=now, peer=worker.peer)
+        # A lease that ends while its request waits for room is no loss. Pages that are stale at once are one: a worker
+        # that says so of all that it is offered would have prompts computed for ever.
+        has_waited = now - live.state_since >= self._settings.ready_seconds
         if live.state is RequestState.READY:
             self._counters.stale_batons["lease_ended"] += 1
             self._reservations.forget_lease(live)
-            again(
-                RequestEvent.LEASE_ENDED, cause="lease_ended", counts=False
-            )  # it has waited too long for room
+            again(RequestEvent.LEASE_ENDED, cause="lease_ended", counts=not has_waited)
         elif message.reason == "too_long":
             failed = RequestFailed(
                 400, "The request is too long for its worker.", code="context_length_exceeded"
@@ -237,7 +238,7 @@ class WorkerReplies:
             self._unreachable(live, worker, now)
         elif live.state is RequestState.DECODING and message.reason == "stale":
             self._counters.stale_batons["stale"] += 1
-            again(RequestEvent.STALE, cause="stale", worker_has_released=True, counts=False)
+            again(RequestEvent.STALE, cause="stale", worker_has_released=True, counts=not has_waited)
         else:
             again(RequestEvent.LOST, cause=message.reason, worker_has_released=True)
 

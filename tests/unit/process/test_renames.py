@@ -1,4 +1,4 @@
-"""Every name that was given up is refused wherever it can be written, in a sentence that says the new one."""
+"""Every name that was given up is refused wherever it can be written, in a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ ROLE_VALUES = [
 ]
 
 
+ROLE_GONE = [
+    (role, old, why)
+    for old, (beside, why) in renames.GONE.items()
+    for role, model in ROLE_CONFIGS.items()
+    if beside in model.model_fields
+]
+
+
 def refusal(
     model: type[ProcessConfig], argv: Sequence[str] = (), variable: tuple[str, str] = ("HOME", "/")
 ) -> str:
@@ -48,11 +56,12 @@ def refusal_of_up(argv: Sequence[str] = (), variable: tuple[str, str] = ("HOME",
 
 def test_every_entry_is_of_a_setting_that_some_process_has() -> None:
     assert {old for _, old, _ in ROLE_NAMES} == set(renames.SETTINGS)
+    assert {old for _, old, _ in ROLE_GONE} == set(renames.GONE)
     assert {(name, old) for _, name, old, _ in ROLE_VALUES} == {
         (name, old) for name, renamed in renames.VALUES.items() for old in renamed
     }
     fields = {name for model in ROLE_CONFIGS.values() for name in model.model_fields}
-    assert not fields & set(renames.SETTINGS), "an old name is free"
+    assert not fields & {*renames.SETTINGS, *renames.GONE}, "an old name is free"
 
 
 @pytest.mark.parametrize(("role", "old", "new"), ROLE_NAMES)
@@ -68,6 +77,24 @@ def test_an_old_name_is_refused_as_flag_and_variable_and_in_the_file(
     file.write_text(f"{to_camel(old)}: 3\n")
     sentence = f"{to_camel(old)} in {file} is called {to_camel(new)} now"
     assert refusal(model, ["--config", str(file)]) == sentence
+
+
+@pytest.mark.parametrize(("role", "old", "why"), ROLE_GONE)
+def test_what_has_gone_is_refused_as_flag_and_variable_and_in_files(
+    role: Role, old: str, why: str, tmp_path: Path
+) -> None:
+    model, file = ROLE_CONFIGS[role], tmp_path / "role.yaml"
+    assert (
+        refusal(model, [flag_of(old), "3"]) == refusal_of_up([flag_of(old), "3"]) == f"{flag_of(old)} {why}"
+    )
+    variable = (variable_of(old), "3")
+    assert (
+        refusal(model, variable=variable) == refusal_of_up(variable=variable) == f"{variable_of(old)} {why}"
+    )
+    file.write_text(f"{to_camel(old)}: 3\n")
+    assert refusal(model, ["--config", str(file)]) == f"{to_camel(old)} in {file} {why}"
+    file.write_text(f"{role}: {{config: {{{to_camel(old)}: 3}}}}")
+    assert refusal_of_up(["--config", str(file)]).endswith(f"{file} {why}")
 
 
 @pytest.mark.parametrize(("role", "name", "old", "new"), ROLE_VALUES)

@@ -174,6 +174,28 @@ def test_a_lease_that_ended_while_the_request_was_ready_means_a_new_attempt() ->
     assert not world.sent(Cancel)
 
 
+def test_pages_that_went_stale_while_their_request_waited_for_room_are_no_loss() -> None:
+    world = ScriptedDeployment(losses_max=2, ready_seconds=2.0)
+    world.submit(request("r"))
+    for attempt in range(1, 6):
+        world.prefilled("p0", "r", 10, attempt=attempt, index=attempt - 1)
+        world.wait(2.5)
+        world.refused("d0", "r", "stale", attempt=attempt)
+    assert world.outcome("r") is None
+
+
+def test_a_worker_that_calls_all_pages_stale_does_not_have_a_prompt_computed_for_ever() -> None:
+    world = ScriptedDeployment(losses_max=3, ready_seconds=2.0)
+    world.submit(request("r"))
+    for attempt in range(1, 4):
+        world.prefilled("p0", "r", 10, attempt=attempt, index=attempt - 1)
+        world.wait(LOSS_SECONDS)
+        world.refused("d0", "r", "stale", attempt=attempt)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert outcome.code == "attempts_exhausted"
+
+
 def test_a_repeat_is_dropped_and_an_overlap_gives_only_what_is_new() -> None:
     world = decoding()
     world.generated("d0", "r", 1, 11)
