@@ -7,6 +7,7 @@ from tests.integration.deployments.deployment import LocalDeployment
 from tests.integration.deployments.streams import crowd
 from tests.waiting import until
 
+LONG = "Why is the sky blue? " * 50  # above 1 MiB of KV, so that the fetch measures its link
 # Layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights.
 PAGE_BYTES = len(LAYERS) * 2 * 3 * 16 * 64 * 2
 
@@ -15,7 +16,7 @@ def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_e
     before = one_each.total("decode", "segue_kv_fetched_bytes_total")
     stream = one_each.client.chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": "Why is the sky blue? Answer in one sentence."}],
+        messages=[{"role": "user", "content": LONG}],
         max_tokens=24,
         temperature=0,
         stream=True,

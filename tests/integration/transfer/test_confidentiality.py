@@ -15,6 +15,7 @@ import httpx2
 
 from tests.integration.conftest import SMALL
 from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.observing import continuations
 from tests.waiting import until
 
 MARKER = "zebrafish-7f3a"
@@ -56,13 +57,14 @@ def stream_through_the_death_of_a_decode_worker(running: LocalDeployment, client
     """A stream that loses its decode worker and goes on; returns its id."""
     (victim,) = running.processes("decode")
     with client.stream(
-        "POST", "/v1/completions", json=FIELDS | {"max_tokens": 100, "stream": True}
+        "POST", "/v1/completions", json=FIELDS | {"max_tokens": 300, "stream": True}
     ) as answer:
         events = (line for line in answer.iter_lines() if line.startswith("data: "))
         for _ in range(5):
             next(events)
         os.kill(victim.pid, signal.SIGKILL)
         assert list(events)[-1] == "data: [DONE]"
+    assert continuations(running) == 1
     return rid_of(answer)
 
 
