@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from decode.config import DecodeConfig
-from decode.growth import CachedSum, ExpectedGrowth, NewTokenRatio, OutputLengths, StepRate
+from decode.growth import CachedSum, ExpectedGrowth, NewTokenRatio, OutputLengths, PagesReturned, StepRate
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
@@ -48,6 +48,7 @@ class Admission:
         )
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
+        self.returned = PagesReturned()
         self._growth = CachedSum(self._no_growth, _with_growth_of)  # of all that are here
         self._held = CachedSum[Counter[str]](Counter, _with_tokens_of)  # by tenant, of all that are here
         self._largest = CachedSum(int, self._larger)  # of those whose KV is here
@@ -160,6 +161,12 @@ class Admission:
         """Decode steps in which what arrives now has landed or is given up."""
         steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
         return max(steps, self._config.retract_steps)
+
+    def pages_for_new(self, present: list[Req]) -> int:
+        """Pages that a new request could have beside the growth of all that are here."""
+        growth = self._growth.get(present)
+        pages = self._memory.pages_for(int(growth.tokens)) + (0 if growth.known else len(present))
+        return max(0, self._memory.available_pages - pages - (self.pages_kept if present else 0))
 
     def growth_within(self, present: Collection[Req], seconds: float) -> int:
         """Pages that these requests are expected to take in so many seconds of steps, and no more than ever."""

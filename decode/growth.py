@@ -45,6 +45,7 @@ _EDGES: list[int] = [
     1 << 20,
 ]
 
+RETURN_SECONDS = 10.0  # of ended requests whose pages count for the rate at which they come back
 STEPS_MEASURED = 32  # the last ones; a pause among them makes the rate too low for as many steps
 
 Sum = TypeVar("Sum")
@@ -204,6 +205,24 @@ class NewTokenRatio:
     def reset(self) -> None:
         """No request is left: start over."""
         self.value = self._init
+
+
+class PagesReturned:
+    """Pages that ended requests give back in a second, over the last `RETURN_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._returned: deque[tuple[float, int]] = deque()  # seconds and pages
+
+    def add(self, pages: int, now: float) -> None:
+        """A request has ended that held so many."""
+        self._returned.append((now, pages))
+
+    def per_second(self, now: float) -> float:
+        """The rate, to two digits: a router is told when it changes."""
+        while self._returned and self._returned[0][0] <= now - RETURN_SECONDS:
+            self._returned.popleft()
+        pages = sum(pages for _, pages in self._returned)
+        return float(f"{pages / RETURN_SECONDS:.2g}")
 
 
 class StepRate:

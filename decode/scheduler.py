@@ -69,6 +69,7 @@ class DecodeScheduler:
         self.host = PagePool(host_pages)
         self.counters = DecodeCounters()
         self.states = RequestStates(TRANSITIONS)
+        self._now = 0.0
         self._sequence = 0  # of the last request that came
         self._reqs: dict[str, Req] = {}  # every request that is here and not leased
         self._effects = effects = list[WorkerEffect]()
@@ -138,6 +139,7 @@ class DecodeScheduler:
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough, tell who is paused, end leases, push the load."""
+        self._now = now
         self._flush_due(now)
         self._pauses.tell(self._retraction.paused, now)
         self._sessions.tick(now)
@@ -179,7 +181,7 @@ class DecodeScheduler:
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
-        self._retraction.turns.now = now
+        self._now = self._retraction.turns.now = now
         rows = self._batch.settle(batch.step, sampled.sat_out)
         self._admission.on_change()
         for row, why in sampled.failed.items():
@@ -390,6 +392,8 @@ class DecodeScheduler:
             free_pages=self.memory.available_pages,
             slots_free=max(0, self._batch.free_slots - waiting),
             accepting=not self._retraction.active,
+            pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(in_slots),
+            pages_a_second=self._admission.returned.per_second(self._now),
         )
 
     # ---- resources of a request ----
@@ -476,6 +480,7 @@ class DecodeScheduler:
         message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
         self.counters.finished += 1
         self._admission.on_end(req)
+        self._admission.returned.add(self.memory.releasable_pages(req), self._now)
         self._release(req)
         self._end(req, DecodeEvent.FINISHED)
         return Send(req.router, message)

@@ -28,7 +28,16 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from shared.wire.baton import Baton, Name, Numbers
-from shared.wire.bounds import Bits64, BytesPerSecond, Count, ErrorStatus, Seconds, TokenIds
+from shared.wire.bounds import (
+    Bits64,
+    BytesPerSecond,
+    Count,
+    ErrorStatus,
+    PageOrNone,
+    PagesPerSecond,
+    Seconds,
+    TokenIds,
+)
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 
@@ -283,6 +292,10 @@ class Load(Message, frozen=True):
     free_pages: Count = 0  # free or evictable
     slots_free: Count = 0
     accepting: bool = True
+    pages_for_new: PageOrNone = (
+        -1
+    )  # of decode: free beside what all that are there are expected to take; -1: not told
+    pages_a_second: PagesPerSecond = 0.0  # … that those give back which end there
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

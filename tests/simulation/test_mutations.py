@@ -33,6 +33,7 @@ AREAS = {
     "lifecycle",
     "placement",
     "fleets",
+    "foresight",
     "grammars",
     "masks",
     "lies",

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from math import inf
+from typing import Any, Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.prefix_index import PrefixIndex
@@ -47,6 +48,9 @@ class Worker:
     unreported: AssignedTotals = field(default_factory=AssignedTotals)  # … since the last load
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
+    foreseen: dict[str, int] = field(
+        default_factory=dict
+    )  # pages by rid of those that will come, see `foresight`
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
@@ -106,6 +110,15 @@ class Worker:
     def fits(self, tokens: int) -> bool:
         """Whether a request of `tokens` tokens could ever be held."""
         return self.capacity is None or tokens <= self.capacity
+
+    def pages_foreseen(self, tenant: str, seconds: float) -> float:
+        """Pages that a new request of the tenant will find at a decode worker that tells, in so many seconds."""
+        if not self.requests and not self.foreseen:
+            return self.hello.limits.pages or inf
+        load = self.load
+        pages = load.free_pages if not self.by_tenant[tenant] and self.assigned else load.pages_for_new
+        in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
+        return pages + load.pages_a_second * seconds - in_front
 
     def has_room(self, pages: int, tenant: str, share_max: float, now: float) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once.
@@ -203,7 +216,7 @@ class Worker:
 
     def forget(self, rid: str) -> bool:
         """Take a request out, whatever of it a step that broke off has left; returns whether anything was."""
-        claimed = (self.assigned, self.leases, self.reserved)
+        claimed: tuple[dict[str, Any], ...] = (self.assigned, self.leases, self.reserved, self.foreseen)
         known = any(rid in claims for claims in claimed)
         for claims in claimed:
             claims.pop(rid, None)
@@ -217,7 +230,7 @@ class Worker:
     def report(self, load: Load) -> bool:
         """Take in the load that the worker reports; it includes what was assigned before.
 
-        Returns whether it may take something now that it could not take before.
+        Returns whether it may take something now that it could not take before, or a prompt may be begun for it.
         """
         before, unreported = self.load, self.unreported
         self.load = load
@@ -228,7 +241,9 @@ class Worker:
         if self.hello.role == "decode":
             more |= load.free_pages > before.free_pages - unreported.pages
             more |= load.slots_free > before.slots_free - unreported.requests
-        return more and self.is_open
+        foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
+        foreseen |= load.pages_a_second > before.pages_a_second
+        return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)
 
 
 class OpenWorkers:

@@ -124,8 +124,11 @@ class RequestTable:
         self._counters.requests[str(failed.status)] += 1
         self._effects.append(RequestEnded(request.rid, failed))
 
-    def prefill(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
-        """waiting → prefilling."""
+    def prefill(
+        self, live: LiveRequest, choice: Placement[Worker], now: float, reader: Worker | None = None
+    ) -> None:
+        """waiting → prefilling. `reader` is the decode worker that will have room for it, as far as is known."""
+        self.reservations.foresee(live, reader)
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
         live.kv_group = choice.worker.kv_group
@@ -154,6 +157,7 @@ class RequestTable:
 
     def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
         """ready → decoding."""
+        self.reservations.foresee(live, None)
         self._counters.ready_seconds.append(now - live.state_since)
         if live.sampling_group is not None:
             live.sampling_group.decodes(choice.worker)
@@ -214,8 +218,10 @@ class RequestTable:
         self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
     ) -> None:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
+        worker = live.worker
         self.reservations.unassign(live)
         self._advance(live, event, now, peer, cause)
+        self.reservations.foresee(live, worker if live.state is RequestState.READY else None)
         self.reservations.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:

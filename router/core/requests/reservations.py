@@ -125,6 +125,14 @@ class Reservations:
             del live.target.reserved[live.rid]
             live.target = None
 
+    def foresee(self, live: LiveRequest, worker: Worker | None) -> None:
+        """Count its pages at the decode worker that it will probably go to; None: at nobody."""
+        if live.foreseen_at is not None:
+            live.foreseen_at.foreseen.pop(live.rid, None)
+        live.foreseen_at = worker
+        if worker is not None:
+            worker.foreseen[live.rid] = worker.pages_for(live.need.tokens)
+
     def has_stalled(self, live: LiveRequest, now: float) -> bool:
         """Whether its worker has been silent about it for too long; if not, look again when it may have been.
 
@@ -167,6 +175,7 @@ class Reservations:
     def withdraw(self, live: LiveRequest, worker_has_released: bool) -> None:
         """Take it out of queue, worker and lease."""
         self.dequeue(live)
+        self.foresee(live, None)
         if live.worker is not None:
             if not worker_has_released:
                 self.send(live.worker, messages.Cancel(live.rid, live.attempt))

@@ -35,7 +35,7 @@ def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) 
         reservations.deadlines.clear((kind, live.rid))
     reservations.close(live)
     live.state = RequestState.FAILED
-    live.worker = live.holder = live.target = None
+    live.worker = live.holder = live.target = live.foreseen_at = None
     live.baton = None
     if live.sampling_group is not None and live.rid in live.sampling_group.rids:
         requests.sampling_groups.leave(live.sampling_group, live.rid)
@@ -90,6 +90,8 @@ def _check_worker(worker: Worker, requests: RequestTable) -> None:
     _agree(
         f"room {about}", Counter(list(worker.reserved)), Counter(e.rid for e in live if e.target is worker)
     )
+    foreseen = Counter(e.rid for e in live if e.foreseen_at is worker)
+    _agree(f"room foreseen {about}", Counter(list(worker.foreseen)), foreseen)
     assigned = worker.assigned.values()
     _agree(f"tenants {about}", worker.by_tenant, Counter(each.tenant for each in assigned))
     sums = (len(assigned), sum(each.tokens for each in assigned), sum(each.pages for each in assigned))

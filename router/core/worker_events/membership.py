@@ -70,6 +70,8 @@ class Membership:
         self._unreachable_pairs.down(peer)
         for rid in list(worker.reserved):
             self._reservations.forget_target(self._requests.live[rid])
+        for rid in list(worker.foreseen):
+            self._reservations.foresee(self._requests.live[rid], None)
         cause = f"lost_{worker.hello.role}"
         for rid in [*worker.assigned, *worker.leases]:
             live = self._requests.live[rid]

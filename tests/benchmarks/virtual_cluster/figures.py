@@ -29,6 +29,7 @@ class AnswerRecord:
     first: float | None = None
     second: float | None = None
     last: float = 0.0
+    pause: float = 0.0  # the longest time between two tokens
     outcome: Outcome | None = None
     disconnected: bool = False  # its router ended first
     ended_at: float = 0.0  # of the timeline
@@ -96,6 +97,8 @@ class RunRecorder:
             self.gaps.add(after - record.last)
             if count > 1:
                 self.gaps.add(0.0, count - 1)
+        if record.tokens:
+            record.pause = max(record.pause, after - record.last)
         record.tokens += count
         record.last = after
         self.tokens_by_second[int(now)] += count
@@ -132,6 +135,7 @@ def request_figures(records: Iterable[AnswerRecord]) -> Figures:
     figures: Figures = {"requests": len(records)}
     figures |= {f"ttft_p{name}": _rounded(quantile(firsts, share)) for name, share in QUANTILES}
     figures |= {f"second_token_gap_p{name}": _rounded(quantile(seconds, share)) for name, share in QUANTILES}
+    figures["pause_max"] = _rounded(max((record.pause for record in records), default=None))
     figures["outcomes"] = dict(sorted(Counter(record.outcome_word for record in records).items()))
     broken = [record for record in records if record.broken]
     figures["broken_streams"] = len(broken)

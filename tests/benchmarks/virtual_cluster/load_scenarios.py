@@ -90,7 +90,47 @@ def _long_prompts(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
 def _first_token(figures: Mapping[str, Figures]) -> Figures:
     prompts = figures["prompts"]
-    return {"ttft_p50": prompts["ttft_p50"], "broken_share": broken_share(prompts)}
+    return {
+        "ttft_p50": prompts["ttft_p50"],
+        "second_token_gap_p99": prompts["second_token_gap_p99"],
+        "broken_share": broken_share(prompts),
+    }
+
+
+# ---- chats that outgrow the pool, and prompts beside them ----
+
+
+def _outgrown_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    """Twelve chats grow until only four of them fit; six prompts of 4,400 tokens come meanwhile."""
+
+    def trace(rng: random.Random) -> Iterator[TracedRequest]:
+        chats = [(0.05 * number, "chat", rng.randint(50, 300)) for number in range(12)]
+        prompts = [(20.0 + 4 * number, "prompt", 4_400) for number in range(6)]
+        for index, (at, kind, tokens) in enumerate(chats + prompts):
+            is_chat = kind == "chat"
+            yield TracedRequest(
+                number=index,
+                at=at,
+                prompt_len=tokens,
+                output_len=int(2_700 * size.length) if is_chat else 150,
+                max_new_tokens=REST_OF_CONTEXT if is_chat else 150,
+                kind=kind,
+            )
+
+    shape = ClusterShape(
+        prefill=WorkerShape(config=PREFILL, pool_tokens=SMALL_POOL, times=MEDIUM, page_bytes=370_000),
+        decode=WorkerShape(
+            config=DecodeConfig(), pool_tokens=SMALL_POOL, times=MEDIUM, page_bytes=370_000, host_share=4.0
+        ),
+        trace=trace,
+        seconds=40,
+    )
+    return {"outgrown": shape}
+
+
+def _pauses(figures: Mapping[str, Figures]) -> Figures:
+    outgrown = figures["outgrown"]
+    return {"pause_max": outgrown["pause_max"], "broken_share": broken_share(outgrown)}
 
 
 # ---- more than decode can do ----
@@ -332,6 +372,11 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
         about="prompts of up to 5,500 tokens, 1.2/s, on a decode pool of 12,288 tokens",
         runs=_long_prompts,
         compared=_first_token,
+    ),
+    "outgrown_pool": LoadScenario(
+        about="twelve chats that grow until four fit into a pool of 12,288 tokens, and six prompts of 4,400 tokens",
+        runs=_outgrown_pool,
+        compared=_pauses,
     ),
     "overload_1.5": LoadScenario(
         about="1.5 times what one decode pod can serve",

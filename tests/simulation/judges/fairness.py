@@ -50,6 +50,7 @@ from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
 from shared.wire.baton import Baton
 from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation.judges import waits
+from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.turns import TurnJudge
 
@@ -99,7 +100,10 @@ class JudgedRouterCore(RouterCore):
         placed = super()._to_prefill(live, now)
         if placed and live.output:
             self.judged["a stream that was cut goes on past all bounds"] += 1
-        elif placed and waits.is_bounded(self, live.kv_group, now):
+        elif placed:
+            self.judged["a prompt is begun where pages are foreseen"] += live.foreseen_at is not None
+            prove_foreseen(self, live)
+        if placed and not live.output and waits.is_bounded(self, live.kv_group, now):
             self.judged["no more is computed than decode takes"] += 1
             waits.prove_needed(self, live, now)
         return placed
@@ -118,6 +122,12 @@ class JudgedRouterCore(RouterCore):
         if waits.was_refused(self):
             self.judged["a wait would be too long"] += 1
             waits.prove_refusal(self, request, before)
+
+    def _to_begin_at(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
+        open_lanes = super()._to_begin_at(live, workers, now)
+        if not live.output and len(open_lanes) < len(self._in_open_lanes(workers, live.tenant, now)):
+            self.judged["a prompt waits for pages to be foreseen"] += 1
+        return open_lanes
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         for kv_group in self._backpressure.full_lanes(tenant, now):
@@ -207,7 +217,7 @@ class JudgedRouterCore(RouterCore):
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
-        workers = able if live.output else self._in_open_lanes(able, live.tenant, now)
+        workers = self._to_begin_at(live, able, now)
         may_take = self._unreachable_pairs.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
@@ -326,7 +336,7 @@ class JudgedDecode(DecodeScheduler):
         self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps
         self._pages_below_share = pages - share_of(pages, share)
-        self._turns, self._now = TurnJudge(config.turn_seconds, self.judged), 0.0
+        self._turns, self._planned_at = TurnJudge(config.turn_seconds, self.judged), 0.0
 
     def _admit(self, req: Req, baton: Baton) -> None:
         present = [*self._batch.reqs, *self._transfer_queue.transferring]
@@ -351,7 +361,7 @@ class JudgedDecode(DecodeScheduler):
         self._turns.copied(self.requests, now)
 
     def _take_turns(self) -> bool:
-        running, now = [*self._batch.running.values()], self._now
+        running, now = [*self._batch.running.values()], self._planned_at
         self._turns.look(running, [req.state for req in self.requests], now)
         any_left = super()._take_turns()
         leaving = [req for req in running if req not in self._batch.running.values()]
@@ -373,7 +383,7 @@ class JudgedDecode(DecodeScheduler):
         return any_left
 
     def plan(self, now: float) -> ScheduleBatch | None:
-        self._now = self._retraction.turns.now = now
+        self._planned_at = self._retraction.turns.now = now
         self._judge_resumed()
         without_page = self.counters.rows_without_page
         batch = super().plan(now)

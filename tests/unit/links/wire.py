@@ -115,6 +115,8 @@ INSTANCES: tuple[Message, ...] = (
         free_pages=5,
         slots_free=6,
         accepting=False,
+        pages_for_new=7,
+        pages_a_second=0.5,
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),

@@ -1,0 +1,105 @@
+"""A prompt is begun only where decode will have pages for it: else its stream stands still after its first token."""
+
+from __future__ import annotations
+
+from router.core.effects import RequestFailed
+from shared.wire.messages import Decode, Prefill
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
+
+LONG = tuple(range(1, 161))  # ten pages
+
+
+def crowded(
+    decode: int = 1, *, pages_for_new: int, pages_a_second: float = 0.0, **settings: object
+) -> ScriptedDeployment:
+    """Decode workers that have a request of another router, and say what they could give to a new one."""
+    world = ScriptedDeployment(2, decode, limits=LIMITS, **settings)
+    for number in range(decode):
+        tells(world, f"d{number}", pages_for_new, pages_a_second)
+    return world
+
+
+def tells(world: ScriptedDeployment, uid: str, pages_for_new: int, pages_a_second: float = 0.0) -> None:
+    world.loaded(uid, running=1, pages_for_new=pages_for_new, pages_a_second=pages_a_second)
+
+
+def test_a_prompt_waits_until_decode_has_pages_for_it_and_hears_503_before_its_first_token() -> None:
+    world = crowded(pages_for_new=9, waiting_seconds_max=5.0)
+    world.submit(request("late", LONG))
+    world.wait(4)
+    assert world.sent(Prefill) == []
+    tells(world, "d0", 10)
+    assert world.state("late") == "prefilling"
+    tells(world, "d0", 9)
+    world.submit(request("never", LONG))
+    world.wait(5)
+    outcome = world.outcome("never")
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.status, world.output("never")) == (503, [])
+
+
+def test_what_comes_back_within_ready_seconds_counts() -> None:
+    world = crowded(pages_for_new=4, pages_a_second=2.9, ready_seconds=2.0)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    tells(world, "d0", 4, 3.0)
+    assert world.state("r") == "prefilling"
+
+
+def test_each_prompt_is_counted_once_until_the_worker_reports_it() -> None:
+    world = crowded(pages_for_new=25)
+    for rid in ("a", "b", "c"):
+        world.submit(request(rid, LONG))
+    assert [world.state(rid) for rid in ("a", "b", "c")] == ["prefilling", "prefilling", "waiting"]
+    world.prefilled("p0", "a", 10)
+    world.joined("d0", "a")
+    assert world.state("c") == "waiting"
+    tells(world, "d0", 19)  # with a in it, and b to come
+    assert world.state("c") == "waiting"
+    tells(world, "d0", 20)
+    assert world.state("c") == "prefilling"
+    for rid in ("a", "b", "c"):
+        world.cancel(rid)
+    world.assert_nothing_left()
+
+
+def test_a_prompt_that_lost_its_place_is_not_counted_in_front_of_itself() -> None:
+    world = crowded(pages_for_new=10, no_room_seconds=0.1)
+    world.submit(request("r", LONG))
+    world.refused("p0", "r", "no_room")
+    world.wait(0.2)
+    assert len(world.sent(Prefill)) == 2
+
+
+def test_a_worker_with_room_is_enough_and_one_that_goes_takes_along_what_was_foreseen_there() -> None:
+    world = crowded(2, pages_for_new=0)
+    tells(world, "d1", 10)
+    world.submit(request("a", LONG))
+    world.submit(request("b", LONG))
+    assert [world.state(rid) for rid in "ab"] == ["prefilling", "waiting"]
+    world.down("d1")
+    tells(world, "d0", 10)
+    assert world.state("b") == "prefilling"
+
+
+def test_what_an_older_worker_does_not_tell_holds_nothing_back() -> None:
+    world = ScriptedDeployment(1, 1)
+    world.loaded("d0", free_pages=0)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "prefilling"
+
+
+def test_a_worker_that_has_nothing_takes_what_fits_it() -> None:
+    world = ScriptedDeployment(1, 1)
+    world.loaded("d0", pages_for_new=5)  # the rest is kept for others, but there are none
+    world.submit(request("r", LONG))
+    assert world.state("r") == "prefilling"
+
+
+def test_a_stream_that_has_begun_is_computed_again_whatever_is_foreseen() -> None:
+    world = decoding()
+    world.down("d0")
+    tells(world, "d1", 0)
+    peer, _ = world.sent(Prefill, "r")[-1]
+    world.prefilled(peer, "r", 12, attempt=2, index=2)
+    assert world.placed(Decode, "r") == "d1"
