@@ -72,7 +72,7 @@ def start(
 
 
 def readiness(port: int) -> int:
-    return httpx2.get(f"http://127.0.0.1:{port}/health").status_code
+    return httpx2.get(f"http://127.0.0.1:{port}/health", verify=False).status_code
 
 
 def wait_until_alive(router: subprocess.Popen[str], port: int) -> None:
@@ -147,7 +147,7 @@ def test_a_router_whose_loop_hangs_is_not_alive_until_it_turns_again(folder: Pat
     wait_until_alive(router, port)
 
     def liveness() -> int:
-        return httpx2.get(f"http://127.0.0.1:{admin_port}/livez").status_code
+        return httpx2.get(f"http://127.0.0.1:{admin_port}/livez", verify=False).status_code
 
     until(lambda: liveness() == 200, 5, "a loop that turns")
     try:
