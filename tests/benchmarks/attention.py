@@ -122,7 +122,7 @@ def on_gpu(gib: float) -> AttentionBench:
     stream = CudaStream(device)
 
     def attention(config: ModelConfig, cache: KVCache, rows: int) -> FlashInferAttention:
-        return FlashInferAttention(config, cache, library, PlanGuard(stream.record), requests=rows)
+        return FlashInferAttention(config, cache, library, lambda: PlanGuard(stream.record), requests=rows)
 
     return AttentionBench(stream, attention, str(device), torch.bfloat16, int(gib * 2**30), CONTEXT)
 

@@ -48,7 +48,7 @@ def test_the_error_is_that_of_transformers_in_the_same_type(
     library, stream = flashinfer_package(), CudaStream(gpu)
 
     def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
-        attention = FlashInferAttention(config, cache, library, PlanGuard(stream.record), requests=4)
+        attention = FlashInferAttention(config, cache, library, lambda: PlanGuard(stream.record), requests=4)
         return attention.plan_extend
 
     with stream.on_host():

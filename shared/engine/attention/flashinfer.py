@@ -15,7 +15,7 @@ here has run on a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -127,18 +127,20 @@ class FlashInferAttention:
         config: ModelConfig,
         cache: KVCache,
         library: FlashInfer,
-        guard: AbstractContextManager[None],
+        guard: Callable[[], AbstractContextManager[None]],
         *,
         requests: int,
         deterministic: bool = False,
     ) -> None:
-        """`guard` is held around each plan, and waits until the stream has copied the plan before (`PlanGuard`).
+        """`guard` makes what is held around each plan of DECODE, and another one for EXTEND (`PlanGuard`).
 
+        Each waits until the stream has copied the plan before of its kind. Their memory on the host lies apart, so that
+        a MIXED step, which is planned as both, does not wait for itself behind the step before.
         `requests` is the most of an EXTEND step. `deterministic`: a row's result does not depend on the rest of the
         batch; it costs speed, most of all for few long requests. `check_bounds` says what can be computed.
         """
         self._library = library
-        self._guard = guard
+        self._decode_guard, self._extend_guard = guard(), guard()
         self._deterministic = deterministic
         self._windows = config.windows
         self._distinct = tuple(dict.fromkeys(config.windows))
@@ -164,7 +166,7 @@ class FlashInferAttention:
         runs = [_Run(0, len(query_lens))]
         if self._deterministic:
             runs = _runs_by_tile(query_lens * self._group, self._shape[2])
-        with self._guard:
+        with self._extend_guard:
             self._kv_lens[: len(query_lens)].copy_(host.kv_lens)
             parts = [self._plan_run(index, run, host, device, query_lens) for index, run in enumerate(runs)]
         return FlashInferExtend(self, device, parts)
@@ -206,7 +208,7 @@ class FlashInferAttention:
         first: bool,
     ) -> list[list[int]]:
         """Plan a step for all windows; returns what graphs keep of the plans."""
-        with self._guard:
+        with self._decode_guard:
             for window, wrapper in wrappers.items():
                 settings = self._settings(window)
                 if first:

@@ -30,7 +30,9 @@ class ReferenceAttention:
         self._config = config
         self._cache = cache
         if stream is not None:
-            self._plan = _Plan(stream, rows, self._cache.store.device)
+            # As with FlashInfer, both kinds share a place on the device, and have memory of their own on the host.
+            on_device = torch.zeros(rows + 1, dtype=torch.int32, device=cache.store.device)
+            self._decode_plan, self._extend_plan = _Plan(stream, on_device), _Plan(stream, on_device)
 
     def plan(self, batch: PagedBatch) -> ReferenceStep:
         """See `Attention`."""
@@ -38,16 +40,18 @@ class ReferenceAttention:
 
     def plan_extend(self, host: PagedBatch, device: PagedBatch) -> ReferenceStep:
         """See `StreamAttention`."""
-        planned = self._plan.of(len(host.kv_last_page_len))
-        self._plan.write(host.kv_indptr)
+        planned = self._extend_plan.of(len(host.kv_last_page_len))
+        self._extend_plan.write(host.kv_indptr)
         return ReferenceStep(self._config, self._cache, replace(device, kv_indptr=planned), *_largest(host))
 
     def for_decode(self, device: PagedBatch) -> ReferenceDecode:
         """See `StreamAttention`."""
         rows = len(device.kv_last_page_len)
-        batch = replace(device, kv_indptr=self._plan.of(rows))
+        batch = replace(device, kv_indptr=self._decode_plan.of(rows))
         width = len(device.kv_indices) // rows
-        return ReferenceDecode(self._config, self._cache, batch, 1, width * device.page_size, self._plan)
+        return ReferenceDecode(
+            self._config, self._cache, batch, 1, width * device.page_size, self._decode_plan
+        )
 
 
 def _largest(batch: PagedBatch) -> tuple[int, int]:
@@ -58,10 +62,11 @@ def _largest(batch: PagedBatch) -> tuple[int, int]:
 class _Plan:
     """What FlashInfer keeps in its integer workspace: here just where each request's pages begin."""
 
-    def __init__(self, stream: Stream, rows: int, device: torch.device) -> None:
+    def __init__(self, stream: Stream, on_device: Tensor) -> None:
+        """`on_device`: int32 [rows + 1]."""
         self._stream = stream
-        self._host = stream.buffer(rows + 1)
-        self._device = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+        self._host = stream.buffer(len(on_device))
+        self._device = on_device
         self._guard = PlanGuard(stream.record)
 
     def of(self, rows: int) -> Tensor:

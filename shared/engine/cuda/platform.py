@@ -85,9 +85,13 @@ def cuda_platform(deterministic: bool) -> Platform:
     forward, copies = CudaStream(device), CudaStream(device)
 
     def attention(config: ModelConfig, cache: KVCache, slots: int) -> FlashInferAttention:
-        guard = PlanGuard(forward.record)
         return FlashInferAttention(
-            config, cache, flashinfer, guard, requests=slots, deterministic=deterministic
+            config,
+            cache,
+            flashinfer,
+            lambda: PlanGuard(forward.record),
+            requests=slots,
+            deterministic=deterministic,
         )
 
     def check(config: ModelConfig, dtypes: Dtypes) -> None:

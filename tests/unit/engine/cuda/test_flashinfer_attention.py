@@ -63,7 +63,10 @@ class Steps:
         torch.manual_seed(seed)
         self.stream = stream or LateStream(self.random, [])
         self.library = package if stream else FakeFlashInfer(self.stream, package)
-        guard: AbstractContextManager[None] = PlanGuard(self.stream.record) if guarded else nullcontext()
+
+        def guard() -> AbstractContextManager[None]:
+            return PlanGuard(self.stream.record) if guarded else nullcontext()
+
         self.cache, reference = (
             KVCache(CONFIG, PageCounts(PAGES, padding=1), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
             for _ in range(2)
@@ -176,6 +179,19 @@ def test_without_the_guard_a_plan_is_overwritten_before_it_is_copied() -> None:
     assert not steps.equal()
 
 
+def test_a_step_that_is_planned_as_both_kinds_does_not_wait_for_itself() -> None:
+    steps = Steps(0)
+    steps.extend([0, 1, 2], [5, 9, 1])
+    steps.decode([0, 1])
+    steps.stream.synchronize()
+    before = steps.stream.done
+    steps.decode([0, 1])
+    steps.extend([2], [3])
+    assert steps.stream.done == before
+    steps.stream.synchronize()
+    assert steps.equal()
+
+
 def test_windows_have_plans_of_their_own_and_batch_sizes_share_the_place() -> None:
     library = Steps(0).library
     decoders = library.decoders
@@ -223,7 +239,7 @@ def test_tensor_cores_decode_where_many_heads_share_keys(
     cache = KVCache(config, PageCounts(4), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
     library = FakeFlashInfer(LateStream(random.Random(0), []))
     attention = FlashInferAttention(
-        config, cache, library, nullcontext(), requests=2, deterministic=deterministic
+        config, cache, library, nullcontext, requests=2, deterministic=deterministic
     )
     attention.for_decode(Steps(0).static[2])
     assert {each.use_tensor_cores for each in library.decoders} == {tensor_cores}
