@@ -3,8 +3,8 @@
 A batch is ragged and packed. The device keeps state per *slot* between steps (page table, sequence length,
 sampling parameters, last sampled token); a batch carries only what changes: slots that join, pages appended.
 The last sampled token of each slot stays on the device (the *FutureMap*), so step N+1 can be launched before the
-CPU knows what step N sampled. A row of DECODE may sit a step out (`Sampled.sat_out`): the device then computes it again
-in the next step that has it, and takes no account of this one.
+CPU knows what step N sampled. A row that decodes may sit a step out (`Sampled.sat_out`): the device then computes it
+again in the next step that has it, and takes no account of this one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shared.primitives.errors import InvariantError
 from shared.wire.sampling_params import SamplingParams
 
 
@@ -21,6 +22,7 @@ class ForwardMode(enum.Enum):
 
     EXTEND = "extend"  # several tokens per request; the KV before them is already in its pages
     DECODE = "decode"  # one token per request, read from the FutureMap
+    MIXED = "mixed"  # both: rows that decode, and rows of other requests as in EXTEND
     PREBUILT = "prebuilt"  # requests whose KV has arrived join, and none can decode; nothing is computed
 
 
@@ -61,9 +63,9 @@ class ExtendRow:
 class ScheduleBatch:
     """One step. `step` numbers are consecutive from 1 on each device.
 
-    EXTEND uses `extend`; DECODE uses `decode_slots`; PREBUILT has only `joins`. Deltas (`joins`, then
-    `grants`) apply in order before the forward. Results come back in row order: one token for each extend row with
-    `samples`, or one for each decode slot.
+    EXTEND uses `extend`; DECODE uses `decode_slots`; MIXED uses both, and no slot is in both; PREBUILT has only
+    `joins`. Deltas (`joins`, then `grants`) apply in order before the forward. Results come back in row order: one
+    token for each decode slot, then one for each extend row with `samples`.
     """
 
     step: int
@@ -72,3 +74,9 @@ class ScheduleBatch:
     grants: tuple[PageGrant, ...] = ()
     extend: tuple[ExtendRow, ...] = ()
     decode_slots: Sequence[int] = field(default=())
+
+    def check_slots(self) -> None:
+        """Raise `InvariantError` if a slot has two rows: a device would compute one of them with the other's length."""
+        slots = [*self.decode_slots, *(row.slot for row in self.extend)]
+        if len(set(slots)) != len(slots):
+            raise InvariantError(f"step {self.step} has two rows of a slot: {slots}")

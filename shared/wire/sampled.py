@@ -46,7 +46,7 @@ class Sampled:
     """The results of one step, in row order of its batch.
 
     `logprobs` has an entry for each row whose request asks for them, by the row's place in `token_ids`. `scored` has
-    those of an EXTEND row's `scores`, by the row's place in the batch. `failed` names rows whose request cannot go on,
+    those of an EXTEND row's `scores`, by the row's place in `extend`. `failed` names rows whose request cannot go on,
     by their place in `token_ids`, and why: their token is to be discarded. So is that of a row in `sat_out`, which had
     no time for its grammar's mask: on the device nothing has changed for it, and the next step computes it again.
     `mask_seconds` are what masks took of the thread that computes steps, by row. `seconds` are those of the whole step,

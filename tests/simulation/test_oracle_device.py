@@ -131,6 +131,47 @@ def test_a_step_tells_the_seconds_that_were_drawn_for_it() -> None:
     assert device.wait(3).seconds == pytest.approx(device.process.now - began_at)
 
 
+# ---- rows of prompts beside a row that decodes ----
+
+
+def run_mixed(seed: int, pages: tuple[int, ...], kv_len: int = 0, slot: int = 1) -> list[int]:
+    """Decode the request of slot 0 in the step that computes its prompt again, from `kv_len` on, in `slot`."""
+    device = a_prefilled_device()
+    device.rng = random.Random(seed)
+    joined = SlotJoin(slot, pages, kv_len, PARAMS, len(PROMPT), PROMPT)
+    row = ExtendRow(slot, PROMPT[kv_len:], kv_len, samples=True)
+    grant = PageGrant(0, (3,))
+    return run(device, ScheduleBatch(2, ForwardMode.MIXED, (joined,), (grant,), (row,), decode_slots=[0]))
+
+
+def test_in_any_order_a_mixed_step_gives_the_row_that_decodes_first() -> None:
+    assert {tuple(run_mixed(seed, (4, 6, 8))) for seed in range(20)} == {(EXPECTED[1], EXPECTED[0])}
+    assert {tuple(run_mixed(seed, (5, 2, 8), kv_len=8)) for seed in range(20)} == {(EXPECTED[1], EXPECTED[0])}
+
+
+def test_a_prompt_that_reads_what_its_step_writes_gets_other_tokens_in_some_order() -> None:
+    device_orders = {tuple(run_mixed_twins(seed)) for seed in range(20)}
+    assert (EXPECTED[1], EXPECTED[0], EXPECTED[0]) in device_orders
+    assert len(device_orders) > 1
+
+
+def run_mixed_twins(seed: int) -> list[int]:
+    """The prompt computed on fresh pages, and in the same step by another one that takes its first page for cached."""
+    device = a_prefilled_device()
+    device.rng = random.Random(seed)
+    joins = (
+        SlotJoin(1, (4, 6, 8), 0, PARAMS, len(PROMPT), PROMPT),
+        SlotJoin(2, (4, 9, 10), 4, PARAMS, len(PROMPT), PROMPT),
+    )
+    rows = (ExtendRow(1, PROMPT, 0, True), ExtendRow(2, PROMPT[4:], 4, True))
+    return run(device, ScheduleBatch(2, ForwardMode.MIXED, joins, extend=rows, decode_slots=[0]))
+
+
+def test_two_rows_of_a_slot_are_refused() -> None:
+    with pytest.raises(AssertionError, match="two rows of a slot"):
+        run_mixed(0, (4, 6, 8), slot=0)
+
+
 def test_pages_come_back_from_the_host_as_they_went() -> None:
     device = a_prefilled_device()
     device.start_backup(1, [5, 2, 7], [0, 1, 2])

@@ -213,42 +213,55 @@ class TorchDevice:
             return self._extend(batch)
         if batch.mode is ForwardMode.DECODE:
             return self._decode(batch)
+        if batch.mode is ForwardMode.MIXED:
+            batch.check_slots()
+            return self._extend(batch)
         return Sampled([])
 
     def _extend(self, batch: ScheduleBatch) -> Sampled:
+        """Compute the rows of prompts; in MIXED the rows that decode are in front of the first run."""
         if not any(row.scores for row in batch.extend):
-            return self._extend_rows(batch.step, batch.extend)
-        runs = scored_runs(batch.extend)
-        return joined_runs([(run, self._extend_rows(batch.step, [row for _, row in run])) for run in runs])
+            return self._extend_rows(batch.step, batch.extend, batch.decode_slots)
+        decode_slots, done = batch.decode_slots, []
+        for run in scored_runs(batch.extend):
+            done.append((run, self._extend_rows(batch.step, [row for _, row in run], decode_slots)))
+            decode_slots = ()
+        return joined_runs(done)
 
-    def _extend_rows(self, step: int, rows: Sequence[ExtendRow]) -> Sampled:
-        state = self._state
-        slots = torch.tensor([row.slot for row in rows])
+    def _extend_rows(self, step: int, rows: Sequence[ExtendRow], decode_slots: Sequence[int]) -> Sampled:
+        """Compute, in one launch, a token of each slot that decodes, then the rows of prompts."""
+        state, decoding = self._state, len(decode_slots)
+        ones = [1] * decoding
+        slots = torch.tensor([*decode_slots, *(row.slot for row in rows)])
         starts = torch.tensor([row.start for row in rows])
-        query_lens = torch.tensor([len(row.token_ids) for row in rows])
-        if not torch.equal(state.kv_lens[slots], starts):
+        query_lens = torch.tensor([*ones, *(len(row.token_ids) for row in rows)])
+        kv_lens = state.kv_lens[slots]
+        if not torch.equal(kv_lens[decoding:], starts):
             raise InvariantError(f"step {step} extends a slot elsewhere than at the end of its cache")
-        state.kv_lens[slots] = starts + query_lens
+        state.kv_lens[slots] = kv_lens + query_lens
         token_ids = torch.tensor([token for row in rows for token in row.token_ids])
-        samples = torch.tensor([row.samples for row in rows])
+        if decoding:
+            token_ids = torch.cat((state.last_tokens[slots[:decoding]], token_ids))
+        samples = torch.tensor([*map(bool, ones), *(row.samples for row in rows)])
         ends = query_lens.cumsum(0)
         if not any(row.scores for row in rows):
             logits = self._logits(token_ids, slots, query_lens, ends[samples] - 1)
-            return self._sample(step, logits, slots[samples])
-        firsts = (ends - query_lens).tolist()
+            return self._sample(step, logits, slots[samples], may_sit_out=decoding)
+        firsts = (ends - query_lens)[decoding:].tolist()
         scored = [first + i for first, row in zip(firsts, rows, strict=True) for i in range(len(row.scores))]
         needed = torch.cat([torch.tensor(scored), ends[samples] - 1]).sort()
         logits = self._logits(token_ids, slots, query_lens, needed.values)
         is_scored = needed.indices < len(scored)
         reported = self._logprobs.scored(logits[is_scored], rows)
-        return replace(self._sample(step, logits[~is_scored], slots[samples]), scored=reported)
+        sampled = self._sample(step, logits[~is_scored], slots[samples], may_sit_out=decoding)
+        return replace(sampled, scored=reported)
 
     def _decode(self, batch: ScheduleBatch) -> Sampled:
         slots = torch.tensor(batch.decode_slots, dtype=torch.int64)
         self._state.kv_lens[slots] += 1
         ones, rows = torch.ones_like(slots), torch.arange(len(slots))
         logits = self._logits(self._state.last_tokens[slots], slots, ones, rows)
-        return self._sample(batch.step, logits, slots, may_sit_out=True)
+        return self._sample(batch.step, logits, slots, may_sit_out=len(slots))
 
     def _logits(self, token_ids: Tensor, slots: Tensor, query_lens: Tensor, rows: Tensor) -> Tensor:
         """token_ids [tokens], slots and query_lens [requests], rows [rows] among the tokens → [rows, vocab]."""
@@ -257,10 +270,10 @@ class TorchDevice:
         )
         return self._model.forward(token_ids, batch, rows)
 
-    def _sample(self, step: int, logits: Tensor, slots: Tensor, *, may_sit_out: bool = False) -> Sampled:
-        """A token for each row; logits float32 [rows, vocab], slots int64 [rows].
+    def _sample(self, step: int, logits: Tensor, slots: Tensor, *, may_sit_out: int) -> Sampled:
+        """A token for each row; logits float32 [rows, vocab], slots int64 [rows]. The first `may_sit_out` may sit out.
 
-        A row that sits out is as if it had not been computed: the next step writes the same cell of its cache.
+        A row that does is as if it had not been computed: the next step writes the same cell of its cache.
         """
         if self._on_logits is not None:
             self._on_logits(step, tuple(slots.tolist()), logits.clone())

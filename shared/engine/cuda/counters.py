@@ -12,7 +12,7 @@ BUSY_SECONDS = CounterMetric(
 )
 GRAPH_STEPS = CounterMetric(
     "segue_graph_steps_total",
-    "DECODE steps by the batch size of the CUDA graph that ran them; eager: without one.",
+    "Steps with rows that decode, by the batch size of the CUDA graph that ran those; eager: without one.",
     ("rows",),
 )
 EAGER = "eager"
@@ -25,6 +25,7 @@ class DeviceCounters:
 
     extend_seconds: float = counted(BUSY_SECONDS, mode="extend")
     decode_seconds: float = counted(BUSY_SECONDS, mode="decode")
+    mixed_seconds: float = counted(BUSY_SECONDS, mode="mixed")
     prebuilt_seconds: float = counted(BUSY_SECONDS, mode="prebuilt")
     idle_seconds: float = total(
         "segue_device_idle_seconds_total",

@@ -7,6 +7,12 @@ its input token from the state that step N leaves (the FutureMap), and no plan e
     launch   mirror → staging → plan │ upload → write words → layers → adjust → choose → download → mark
     wait     mark → tokens
 
+MIXED is launched as DECODE, from its graph, and then as EXTEND: rows that decode get the bits that they have in DECODE.
+The graph goes first, for its padding writes logits behind its rows, where those of the prompts belong. Then the tokens
+of all rows are chosen at once.
+
+    launch   … │ upload → write words → graph │ staging → plan │ upload → layers → adjust → choose → download → mark
+
 Where a mask on the host needs the token before, as a grammar's does, `launch` leaves the step open behind its layers,
 and `wait` for the step before goes on with it (`sampling`). A row whose mask there is no time for sits out: that is
 known before the next step is staged, which sets its slot back, on the host and by words on the device.
@@ -17,7 +23,7 @@ Copies between device and host pages run on a stream of their own, behind the st
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,7 +37,7 @@ from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.extends import Extends, ExtendStep
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
-from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror
+from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror, Words
 from shared.engine.cuda.staging import Staging
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.constraints import Matchers
@@ -62,10 +68,9 @@ class _Forward:
     """What a step computes."""
 
     slots: NDArray[np.int64]  # of all its requests
-    work: list[Work] = field(default_factory=list)  # up to the logits
+    work: list[Work] = field(default_factory=list)  # up to the logits, but what is launched already
     rows: StagedRows | None = None
     extend: ExtendStep | None = None
-    samples: Sequence[bool] = ()  # which of the slots, of an EXTEND step
 
 
 _NO_SLOTS = np.empty(0, dtype=np.int64)
@@ -95,7 +100,8 @@ class CudaDevice:
         # An EXTEND's arrays: three by token, a few by request, and the tables.
         words = fixed + 3 * capacity.extend_tokens + slots * (width + _ROW_WORDS) + ENTRY_WORDS
         self.counters = DeviceCounters()
-        self._staging = Staging(forward, torch.zeros(words, dtype=torch.int32, device=device), fixed)
+        buffer = torch.zeros(words, dtype=torch.int32, device=device)
+        self._staging = Staging(forward, buffer, fixed, capacity.staging_buffers)
         self._sampling = Sampling(parts, self._words, capacity.vocab_size, eos_token_ids, matchers, on_logits)
         forward.synchronize()  # weights and all that was made above lie on another stream
         self._graphs = DecodeGraphs(parts, self._words, self._staging, self._sampling.logits, self.counters)
@@ -194,17 +200,11 @@ class CudaDevice:
         for join in batch.joins:
             self._sampling.join(join)
             self._extends.join(join)
-        changes = self._mirror.change(batch)
-        forward = self._begin_extend(batch) if batch.mode is ForwardMode.EXTEND else None
-        write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
-        if forward is not None:
-            self._stage_extend(forward)
-        else:
-            forward = self._stage_decode(batch) if batch.mode is ForwardMode.DECODE else _Forward(_NO_SLOTS)
+        forward = _STAGES[batch.mode](self, batch, self._mirror.change(batch))
         # Not before: what the host takes to stage is not the device's time.
         began = (forward.extend and forward.extend.began) or self._forward.record()
         self._staging.upload()
-        for work in (*write, *forward.work):
+        for work in forward.work:
             self._forward.run(work)
         if forward.extend is not None:
             self._extends.download(forward.extend)
@@ -250,29 +250,65 @@ class CudaDevice:
             self._mirror.set_back(slot, last_token)
         return choice
 
-    def _stage_decode(self, batch: ScheduleBatch) -> _Forward:
+    def _stage_prebuilt(self, _batch: ScheduleBatch, changes: Words) -> _Forward:
+        return _Forward(
+            _NO_SLOTS, self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
+        )
+
+    def _stage_decode(self, batch: ScheduleBatch, changes: Words) -> _Forward:
+        write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
         slots = np.array(batch.decode_slots, dtype=np.int64)
         self._mirror.lengthen(slots)
         kv_lens = self._mirror.kv_lens[slots]
         work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
         of_slots = self._staging.device[: len(slots)]
-        rows = self._sampling.stage(slots, kv_lens, of_slots, self._staging, may_sit_out=True)
-        return _Forward(slots, [work], rows)
+        rows = self._sampling.stage(slots, kv_lens, of_slots, self._staging, may_sit_out=len(slots))
+        return _Forward(slots, [*write, work], rows)
 
-    def _begin_extend(self, batch: ScheduleBatch) -> _Forward:
+    def _stage_extend(self, batch: ScheduleBatch, changes: Words) -> _Forward:
+        """Launch all runs of prompts but the last."""
         slots = np.array([row.slot for row in batch.extend], dtype=np.int64)
         self._mirror.pages_of(slots)  # they are enough
-        return _Forward(
-            slots, extend=self._extends.begin(batch.extend), samples=[row.samples for row in batch.extend]
+        extend = self._extends.begin(batch.extend)
+        forward = _Forward(
+            slots,
+            self._words.stage(changes, self._staging, self._forward, self._parts.kernels),
+            extend=extend,
         )
+        self._stage_last_run(forward, [row.samples for row in batch.extend])
+        return forward
 
-    def _stage_extend(self, forward: _Forward) -> None:
+    def _stage_mixed(self, batch: ScheduleBatch, changes: Words) -> _Forward:
+        """Launch the rows that decode, then all runs of prompts but the last."""
+        batch.check_slots()
+        slots = np.array([*batch.decode_slots, *(row.slot for row in batch.extend)], dtype=np.int64)
+        decoding = len(batch.decode_slots)
+        self._mirror.lengthen(slots[:decoding])
+        pages, kv_lens = self._mirror.pages_of(slots), self._mirror.kv_lens[slots]
+        write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
+        graph = self._graphs.stage(slots[:decoding], kv_lens[:decoding], pages[:decoding])
+        began = self._forward.record()
+        self._staging.upload()
+        for work in (*write, graph):
+            self._forward.run(work)
+        self._staging.end(self._forward.record())
+        forward = _Forward(slots, extend=self._extends.begin(batch.extend, decoding, began))
+        self._staging.begin()
+        samples = [*[True] * decoding, *(row.samples for row in batch.extend)]
+        self._stage_last_run(forward, samples, may_sit_out=decoding)
+        return forward
+
+    def _stage_last_run(self, forward: _Forward, samples: Sequence[bool], *, may_sit_out: int = 0) -> None:
+        """Stage the last run of prompts, and the choice for those of the step's slots that sample."""
         assert forward.extend is not None
         forward.work.append(self._extends.stage(forward.extend, forward.extend.last))
-        slots = forward.slots[np.array(forward.samples, dtype=bool)]
+        slots = forward.slots[np.array(samples, dtype=bool)]
         if len(slots):
             _, of_slots = self._staging.put(slots.astype(np.int32))
-            forward.rows = self._sampling.stage(slots, self._mirror.kv_lens[slots], of_slots, self._staging)
+            kv_lens = self._mirror.kv_lens[slots]
+            forward.rows = self._sampling.stage(
+                slots, kv_lens, of_slots, self._staging, may_sit_out=may_sit_out
+            )
 
     def _warm_up(self) -> None:
         """Do once what no graph has done: libraries load kernels at first use, or find that they are missing."""
@@ -333,8 +369,19 @@ class CudaDevice:
             counters.decode_seconds += seconds
         elif step.mode is ForwardMode.EXTEND:
             counters.extend_seconds += seconds
+        elif step.mode is ForwardMode.MIXED:
+            counters.mixed_seconds += seconds
         else:
             counters.prebuilt_seconds += seconds
         if step.waited_since is not None:
             counters.idle_seconds += max(0.0, step.began.seconds_since(step.waited_since))
         return seconds
+
+
+# What stages a step and leaves its work to be launched. Of MIXED, and of prompts that are scored, parts are launched.
+_STAGES: dict[ForwardMode, Callable[[CudaDevice, ScheduleBatch, Words], _Forward]] = {
+    ForwardMode.PREBUILT: CudaDevice._stage_prebuilt,
+    ForwardMode.DECODE: CudaDevice._stage_decode,
+    ForwardMode.EXTEND: CudaDevice._stage_extend,
+    ForwardMode.MIXED: CudaDevice._stage_mixed,
+}

@@ -26,6 +26,7 @@ class Capacity:
     extend_tokens: int  # of one EXTEND step, at most
     vocab_size: int
     scores_a_run: int = SCORES_A_RUN  # tokens of prompts whose logits are held together
+    staging_buffers: int = 8  # a MIXED step takes two, or more if it scores
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,13 @@ class _ScoredTokens:
 class ExtendStep:
     """One EXTEND step on its way: how far its runs have come."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], first: int, began: Mark | None) -> None:
         self.runs = runs
         self.places: list[int] = []  # of the rows of scored tokens, in their order
         self.tops: list[int] = []
-        self.sampled = 0  # rows
+        self.sampled = first  # rows of logits that are taken
         self.reports: Tensor | None = None  # a buffer of the host
-        self.began: Mark | None = None  # before the first run, if that is not the last
+        self.began = began  # before all of the step that is launched before the last run, if there is any
 
     @property
     def last(self) -> Run:
@@ -84,10 +84,14 @@ class Extends:
         """Overwrite what the slot asks to be reported of its prompt."""
         self._tops[join.slot] = max(0, join.params.prompt_logprobs)
 
-    def begin(self, rows: Sequence[ExtendRow]) -> ExtendStep:
-        """Launch all runs but the last. The mirror has taken over the step, and its slots have enough pages."""
+    def begin(self, rows: Sequence[ExtendRow], first: int = 0, began: Mark | None = None) -> ExtendStep:
+        """Launch all runs but the last. The mirror has taken over the step, and its slots have enough pages.
+
+        `first`: rows of logits of the same step that the DECODE launched before has taken; `began`: the mark before it.
+        """
         scores = any(row.scores for row in rows)
-        step = ExtendStep(list(scored_runs(rows, self._scores_a_run)) if scores else [list(enumerate(rows))])
+        runs = list(scored_runs(rows, self._scores_a_run)) if scores else [list(enumerate(rows))]
+        step = ExtendStep(runs, first, began)
         for run in step.runs[:-1]:
             self._staging.begin()
             work = self.stage(step, run)

@@ -51,7 +51,7 @@ class StagedRows:
     adjusted: Adjusted
     masks: list[tuple[int, SlotMask]]
     asked: _Asked | None
-    may_sit_out: bool
+    may_sit_out: int  # the first so many
 
     @property
     def is_known(self) -> bool:
@@ -104,7 +104,7 @@ class Sampling:
         self._tops[join.slot] = join.params.logprobs
 
     def stage(
-        self, slots: Rows, kv_lens: Rows, of_slots: Tensor, staging: Staging, *, may_sit_out: bool = False
+        self, slots: Rows, kv_lens: Rows, of_slots: Tensor, staging: Staging, *, may_sit_out: int = 0
     ) -> StagedRows:
         """Stage what rows ask. `kv_lens` [rows]: tokens before the one to choose; `of_slots`: slots, on the device."""
         tops = self._tops[slots]

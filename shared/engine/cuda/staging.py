@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.engine.streams import Mark, Stream
 from shared.primitives.errors import InvariantError
 
-BUFFERS = 4
+BUFFERS = 4  # of what one step after the other fills once
 
 
 class Staging:
@@ -23,14 +23,14 @@ class Staging:
     The first `fixed` words lie at the same place in every step, for graphs; the others are handed out by `put`.
     """
 
-    def __init__(self, stream: Stream, device: Tensor, fixed: int) -> None:
-        """`device`: int32 [capacity]."""
+    def __init__(self, stream: Stream, device: Tensor, fixed: int, buffers: int = BUFFERS) -> None:
+        """`device`: int32 [capacity]; `buffers` in the ring."""
         self.device = device
         self._stream = stream
         self._fixed = fixed
-        self._ring = [stream.buffer(len(device)) for _ in range(BUFFERS)]
+        self._ring = [stream.buffer(len(device)) for _ in range(buffers)]
         self._views: list[NDArray[np.int32]] = [buffer.numpy() for buffer in self._ring]
-        self._read: list[Mark | None] = [None] * BUFFERS
+        self._read: list[Mark | None] = [None] * buffers
         self._current = 0
         self._used = fixed
 
@@ -41,7 +41,7 @@ class Staging:
 
     def begin(self) -> None:
         """Take the next buffer, as soon as the step that read it is over."""
-        self._current = (self._current + 1) % BUFFERS
+        self._current = (self._current + 1) % len(self._ring)
         if (read := self._read[self._current]) is not None:
             read.wait()
         self._used = self._fixed

@@ -163,9 +163,12 @@ class VocabMasks:
         return token_id
 
     def compute(
-        self, slots: Sequence[int], masks: Sequence[tuple[int, SlotMask]], *, may_sit_out: bool
+        self, slots: Sequence[int], masks: Sequence[tuple[int, SlotMask]], *, may_sit_out: int
     ) -> MaskedRows:
-        """The bits of a step's rows. `masks` are those of its `slots`, and all tokens before are known."""
+        """The bits of a step's rows. `masks` are those of its `slots`, and all tokens before are known.
+
+        Of the rows the first `may_sit_out` have no bits where there is no time for them.
+        """
         found = MaskedRows()
         by_row = dict(masks)
 

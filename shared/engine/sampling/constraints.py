@@ -62,7 +62,7 @@ class Constraints:
             self._matchers[join.slot] = TimedMatcher(matcher, output, self._budget.clock)
 
     def share(
-        self, slots: Sequence[int], mask: Callable[[int, float], bool], *, may_sit_out: bool
+        self, slots: Sequence[int], mask: Callable[[int, float], bool], *, may_sit_out: int
     ) -> MaskShares:
         """Have the rows of a step masked that have a grammar, each by `mask(row, seconds)`: see `MaskBudget.share`."""
         rows = [row for row, slot in enumerate(slots) if slot in self._matchers]

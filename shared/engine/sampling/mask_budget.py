@@ -1,4 +1,4 @@
-"""How long a step of DECODE computes masks of grammars, and for whom: a budget a tenant.
+"""How long a step computes masks of grammars for rows that decode, and for whom: a budget a tenant.
 
 Masks are computed one after the other on the thread that all streams share. A row whose tenant has used its time sits
 this step out: it gets no token, its cache stays as long as it was, and a later step computes the same again. Sampling
@@ -54,12 +54,12 @@ class MaskBudget:
         rows: Collection[int],
         compute: Callable[[int, float], bool],
         *,
-        bounded: bool = True,
+        bounded: int | None = None,
     ) -> MaskShares:
         """Have the masks of some `rows` of a step computed, as far as their tenants have time.
 
         `slots` are those of all rows of the step. `compute` is given a row and how many seconds it has, and returns
-        whether it is done. Not `bounded`: all are computed, whatever they take.
+        whether it is done. Rows from place `bounded` on are computed, whatever they take; None: there are no such rows.
         """
         if not rows and not self._owed and not self._all_owed:
             return MaskShares()  # as nearly always: no row of a step without grammars costs anything
@@ -73,7 +73,7 @@ class MaskBudget:
             tenant = self._tenants.get(slot, "")
             seconds = min(left[tenant], left_of_all)
             began_at = self.clock()
-            if not bounded:
+            if bounded is not None and row >= bounded:
                 compute(row, float("inf"))
             elif seconds <= 0 or not compute(row, seconds):
                 shares.sat_out.add(row)

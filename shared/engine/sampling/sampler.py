@@ -31,7 +31,7 @@ class _Rows:
     logits: Tensor  # float32 [rows, vocab]
     slots: Tensor  # int64 [rows]
     positions: Tensor  # int64 [rows] of the token to choose, in the output
-    may_sit_out: bool
+    may_sit_out: int  # the first so many
 
 
 class Sampler:
@@ -99,14 +99,12 @@ class Sampler:
             ends = sorted(self._eos_token_ids.union(params.stop_token_ids))
             self._ends[slot] = torch.tensor(ends, dtype=torch.int64)
 
-    def sample(
-        self, logits: Tensor, slots: Tensor, sequence_lens: Tensor, *, may_sit_out: bool = False
-    ) -> Tensor:
+    def sample(self, logits: Tensor, slots: Tensor, sequence_lens: Tensor, *, may_sit_out: int = 0) -> Tensor:
         """Choose a token for each row and remember it; logits are overwritten.
 
         logits float32 [rows, vocab], slots and sequence_lens int64 [rows], the latter the tokens of each request
-        before the one to choose → int64 [rows]. If rows `may_sit_out`, those in `masks.sat_out` have no token, and
-        nothing is remembered of them.
+        before the one to choose → int64 [rows]. The first `may_sit_out` rows may have no time for their masks: those in
+        `masks.sat_out` have no token, and nothing is remembered of them.
         """
         self.failed, self.masks = {}, MaskShares()
         rows = _Rows(logits, slots, sequence_lens - self._prompt_len[slots], may_sit_out)

@@ -48,6 +48,7 @@ def joined_runs(runs: Sequence[tuple[Run, Sampled]]) -> Sampled:
     token_ids: list[int] = []
     logprobs: dict[int, TokenLogprobs] = {}
     failed: dict[int, str] = {}
+    sat_out: set[int] = set()
     seconds: dict[int, float] = {}
     scored: dict[int, list[TokenLogprobs]] = {}
     for run, sampled in runs:
@@ -55,7 +56,8 @@ def joined_runs(runs: Sequence[tuple[Run, Sampled]]) -> Sampled:
         token_ids += sampled.token_ids
         logprobs |= {known + at: own for at, own in sampled.logprobs.items()}
         failed |= {known + at: why for at, why in sampled.failed.items()}
+        sat_out |= {known + at for at in sampled.sat_out}
         seconds |= {known + at: spent for at, spent in sampled.mask_seconds.items()}
         for at, scores in sampled.scored.items():
             scored.setdefault(run[at][0], []).extend(scores)
-    return Sampled(token_ids, logprobs, scored, failed, mask_seconds=seconds)
+    return Sampled(token_ids, logprobs, scored, failed, sat_out, seconds)

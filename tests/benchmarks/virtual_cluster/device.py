@@ -94,15 +94,15 @@ class VirtualDevice:
         for join in batch.joins:
             self._slots[join.slot] = _joined(join)
         token_ids = []
+        for number in batch.decode_slots:
+            slot = self._slots[number]
+            slot.kv_len += 1
+            token_ids.append(slot.sample())
         for row in batch.extend:
             slot = self._slots[row.slot]
             slot.kv_len = row.start + len(row.token_ids)
             if row.samples:
                 token_ids.append(slot.sample())
-        for number in batch.decode_slots:
-            slot = self._slots[number]
-            slot.kv_len += 1
-            token_ids.append(slot.sample())
         ends_a_prompt = any(row.samples for row in batch.extend)
         self._steps.append(LaunchedStep(batch.step, self._busy_until, seconds, token_ids, ends_a_prompt))
 

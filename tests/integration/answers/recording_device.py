@@ -35,7 +35,7 @@ class Logbook:
             self._lengthen(row.slot, len(row.token_ids))
         for slot in batch.decode_slots:
             self._lengthen(slot, 1)
-        slots = (*(row.slot for row in batch.extend if row.samples), *batch.decode_slots)
+        slots = (*batch.decode_slots, *(row.slot for row in batch.extend if row.samples))
         self._planned[batch.step] = slots, [self._place(slot) for slot in slots]
 
     def write(self, step: int, slots: tuple[int, ...], logits: Tensor) -> None:

@@ -46,12 +46,13 @@ class JudgedBudget(MaskBudget):
         rows: Collection[int],
         compute: Callable[[int, float], bool],
         *,
-        bounded: bool = True,
+        bounded: int | None = None,
     ) -> MaskShares:
         shares = super().share(slots, rows, compute, bounded=bounded)
         self._steps += 1
-        if bounded:
-            self._judge(slots, rows, shares)
+        if bounded != 0:
+            judged = [row for row in rows if bounded is None or row < bounded]
+            self._judge(slots, judged, shares)
         return shares
 
     def _judge(self, slots: Sequence[int], rows: Collection[int], shares: MaskShares) -> None:

@@ -282,12 +282,16 @@ PLACES: dict[str, dict[str, str]] = {
     "shared.engine.cuda.adjustments.Adjustments": {"adjustments are staged": "stage"},
     "shared.engine.cuda.device.CudaDevice": {
         "the host waits for a step": "_reach",
+        "what a step has sampled": "_sampled",
         "steps that are over": "completed",
         "steps that are launched": "_launched",
         "copies that are over": "copies_done",
         "copies under way": "_copies",
     },
-    "shared.engine.cuda.extends.Extends": {"a run of prompt is staged": "stage"},
+    "shared.engine.cuda.extends.Extends": {
+        "prompts of a step begin": "begin",
+        "a run of prompt is staged": "stage",
+    },
     "shared.engine.cuda.graphs.DecodeGraphs": {
         "a batch is staged for its graph": "stage",
         "the plan of a batch is forgotten": "forget_plan",

@@ -3,6 +3,8 @@
     step   launch ───────────────────── completion: read the pages, write cells, sample
     copy   start ── page ─── page ─ page ─ done     each page moves at a time of its own, beside the steps
 
+The rows of a MIXED step are executed in a drawn order: none may depend on another one.
+
 All effects of a step happen at its completion, not at its launch: a page that is given to somebody else in
 between is read or overwritten, and the oracle shows it. A position without a page goes to the invalid page,
 which everybody scribbles on. Nothing here raises for a wrong page; only what no device could execute does.
@@ -13,8 +15,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -187,10 +190,16 @@ class OracleDevice:
         for grant in step.batch.grants:
             self._slots[grant.slot].pages.extend(grant.pages)
         scored: dict[int, list[TokenLogprobs]] = {}
-        rows = [self._extend(row, scored.setdefault(at, [])) for at, row in enumerate(step.extend)]
-        rows += [self._decode(slot) for slot in step.decode_slots]
-        sampling = [row for row in rows if row is not None]
-        masks, allowed = self._masks([row.slot for row in sampling], may_sit_out=bool(step.decode_slots))
+        work: list[Callable[[], _Row | None]] = [partial(self._decode, slot) for slot in step.decode_slots]
+        work += [partial(self._extend, row, scored.setdefault(at, [])) for at, row in enumerate(step.extend)]
+        order = list(range(len(work)))
+        if step.batch.mode is ForwardMode.MIXED:
+            slots = [*step.decode_slots, *(row.slot for row in step.extend)]
+            assert len(set(slots)) == len(slots), f"step {step.batch.step} has two rows of a slot: {slots}"
+            self.rng.shuffle(order)
+        rows = {at: work[at]() for at in order}
+        sampling = [row for at in range(len(work)) if (row := rows[at]) is not None]
+        masks, allowed = self._masks([row.slot for row in sampling], may_sit_out=len(step.decode_slots))
         sampled, failed = list[int](), dict[int, str]()
         for at, row in enumerate(sampling):
             if at in masks.sat_out:
@@ -202,10 +211,9 @@ class OracleDevice:
                 sampled.append(UNREAD)
             else:
                 sampled.append(self._sample(row, why))
-        slots = [self._slots[row.slot] for row in sampling]
         told = {
             at: slot.told
-            for at, slot in enumerate(slots)
+            for at, slot in enumerate(self._slots[row.slot] for row in sampling)
             if slot.told is not None and at not in masks.sat_out
         }
         scores = {at: told for at, told in scored.items() if told}
@@ -230,7 +238,7 @@ class OracleDevice:
         return _Row(number, cells)
 
     def _masks(
-        self, slots: list[int], *, may_sit_out: bool
+        self, slots: list[int], *, may_sit_out: int
     ) -> tuple[MaskShares, dict[int, frozenset[int] | str]]:
         """Which rows have no time for their masks; and the tokens that others may choose, or why there are none."""
         allowed: dict[int, frozenset[int] | str] = {}

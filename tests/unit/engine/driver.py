@@ -84,7 +84,7 @@ class Driver:
         )
         self.device.launch(batch)
         sampled = self.device.wait(self.step).token_ids
-        slots = [row.slot for row in extend if row.samples] or list(decode_slots)
+        slots = [*decode_slots, *(row.slot for row in extend if row.samples)]
         for slot, token in zip(slots, sampled, strict=True):
             self.tokens[slot].append(token)
         return sampled

@@ -127,10 +127,11 @@ class ReluctantBudget(MaskBudget):
         rows: Collection[int],
         compute: Callable[[int, float], bool],
         *,
-        bounded: bool = True,
+        bounded: int | None = None,
     ) -> MaskShares:
-        passed_over = {row for row in rows if bounded and self._random.random() < self._share}
-        shares = super().share(slots, [row for row in rows if row not in passed_over], compute, bounded=False)
+        passed_over = {row for row in rows if bounded is None or row < bounded}
+        passed_over = {row for row in passed_over if self._random.random() < self._share}
+        shares = super().share(slots, [row for row in rows if row not in passed_over], compute, bounded=0)
         shares.sat_out |= passed_over
         return shares
 

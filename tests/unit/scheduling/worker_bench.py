@@ -60,18 +60,19 @@ class ScriptedDevice:
         for join in batch.joins:
             self._slots[join.slot], self._kv_len[join.slot] = join, join.kv_len
         slots = list[int]()
+        for slot in batch.decode_slots:
+            self._kv_len[slot] += 1
+            slots.append(slot)
         for row in batch.extend:
             assert row.start == self._kv_len[row.slot]
             self._kv_len[row.slot] += len(row.token_ids)
             if row.samples:
                 slots.append(row.slot)
-        for slot in batch.decode_slots:
-            self._kv_len[slot] += 1
-            slots.append(slot)
         sat_out = {
             at
             for at, slot in enumerate(slots)
-            if batch.decode_slots and self.sits_out(self._slots[slot].params.seed, self._index(slot))
+            if at < len(batch.decode_slots)
+            and self.sits_out(self._slots[slot].params.seed, self._index(slot))
         }
         sampled = [UNREAD if at in sat_out else self._sample(slot) for at, slot in enumerate(slots)]
         failed = {at: "scripted" for at, slot in enumerate(slots) if self._fails(slot) and at not in sat_out}

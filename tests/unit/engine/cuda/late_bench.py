@@ -1,9 +1,9 @@
 """A `CudaDevice` on late streams, driven by random schedules, and what its tokens should be.
 
-A schedule is drawn from a seed: prompts in chunks, some on pages of another one's prefix, batches that change by the
-step, up to nine steps launched ahead, requests that go to host pages and come back, move to other pages, or end while
-others run; some have a grammar, masks, or ask for logprobs. The tokens of each request, and what is reported of them
-and of its prompt, are compared with what it got alone on the CPU engine.
+A schedule is drawn from a seed: prompts in chunks, alone or beside rows that decode, some on pages of another one's
+prefix, batches that change by the step, up to nine steps launched ahead, requests that go to host pages and come back,
+move to other pages, or end while others run; some have a grammar, masks, or ask for logprobs. The tokens of each
+request, and what is reported of them and of its prompt, are compared with what it got alone on the CPU engine.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SLOTS = 5  # buckets 1, 2, 4, 5
 PAGES = 40
 HOST_PAGES = 12
 AHEAD_MAX = 9
+STAGING_BUFFERS = 4  # so few that steps launched ahead come round to them
 SCORES_A_RUN = 5  # so that most prompts take several
 LOOKS_MAX = 10_000  # for the end of a step or a copy; each may move the streams on
 
@@ -70,6 +71,7 @@ class LateBench:
     def __init__(self, model: LateModel, seed: int) -> None:
         self._random = drawn = random.Random(seed)
         forward, copies = _streams(drawn)
+        self.stream = forward
         platform = host_platform_on(forward, copies)
         self.cache = KVCache(
             model.config,
@@ -87,7 +89,9 @@ class LateBench:
             platform.ops,
             self.cache,
         )
-        capacity = Capacity(SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN)
+        capacity = Capacity(
+            SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN, staging_buffers=STAGING_BUFFERS
+        )
         self.device = CudaDevice(parts, capacity, EOS, matchers=ToyMatchers())
         self.device._sampling._masks._budget = ReluctantBudget(drawn, drawn.choice((0.0, 0.2, 0.6)))
         free = [request for request in model.requests if not request.follows_output]
@@ -103,7 +107,9 @@ class LateBench:
         self._step = 0
         self._copy_id = 0
         self._ahead = drawn.randint(0, AHEAD_MAX)
-        self.moves = self.retractions = self.reused = self.told = self.scored = self.opened = self.sat_out = 0
+        self.moves = self.retractions = self.reused = self.told = self.scored = self.opened = self.sat_out = (
+            self.mixed
+        ) = 0
 
     def run(self) -> None:
         """Run the schedule to its end; an AssertionError for any wrong token."""
@@ -139,6 +145,7 @@ class LateBench:
             return self._decode(joins)
         joins += [self._join(request, kv_len=cached) for request, cached in started]
         while unfinished := [request for request, _ in started if not request.launched]:
+            decoding, grants = self._rows_to_decode() if self._random.random() < 0.5 else ([], ())
             rows: list[ExtendRow] = []
             scores: dict[int, tuple[TokenLogprobs, ...]] = {}
             for request in unfinished:
@@ -154,17 +161,32 @@ class LateBench:
                 request.launched += samples
             sampling = [request for request in unfinished if request.launched]
             self._scoring[self._step + 1] = scores
-            self._launch(ForwardMode.EXTEND, sampling, unfinished, joins, extend=tuple(rows))
+            self._launch(
+                ForwardMode.MIXED if decoding else ForwardMode.EXTEND,
+                [*decoding, *sampling],
+                [*decoding, *unfinished],
+                joins,
+                grants=grants,
+                extend=tuple(rows),
+                decode_slots=tuple(request.slot for request in decoding),
+            )
+            self.mixed += bool(decoding)
             joins = []
         return None
 
     def _decode(self, joins: list[SlotJoin]) -> None:
-        ready = [request for request in self._running if not request.done]
-        rows = self._random.sample(ready, self._random.randint(min(1, len(ready)), len(ready)))
+        rows, grants = self._rows_to_decode()
         if not rows:
             if joins:
                 self._launch(ForwardMode.PREBUILT, [], [], joins)
             return
+        slots = tuple(request.slot for request in rows)
+        self._launch(ForwardMode.DECODE, rows, rows, joins, grants=grants, decode_slots=slots)
+
+    def _rows_to_decode(self) -> tuple[list[LateRequest], tuple[PageGrant, ...]]:
+        """Some of the requests whose prompts are launched, and the pages that they need for a token more."""
+        ready = [request for request in self._running if request.launched and not request.done]
+        rows = self._random.sample(ready, self._random.randint(min(1, len(ready)), len(ready)))
         grants = []
         for request in rows:
             request.kv_len += 1
@@ -173,8 +195,7 @@ class LateBench:
                 new = self._take(1)
                 request.pages += new
                 grants.append(PageGrant(request.slot, tuple(new)))
-        slots = tuple(request.slot for request in rows)
-        self._launch(ForwardMode.DECODE, rows, rows, joins, grants=tuple(grants), decode_slots=slots)
+        return rows, tuple(grants)
 
     def _launch(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared.batch.schedule_batch import ForwardMode
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.sampling.adjustments import Adjustment
 from tests.simulation.mistakes.mutation import Instead, Mistakes, Mutation, gives, nothing
@@ -108,6 +109,14 @@ def _sampled_before(stage: Any, extends: Any, step: Any, run: Any) -> Any:
     return stage(extends, step, run)
 
 
+def _prompts_come_first(sampled: Any, device: Any, step: Any, seconds: float) -> Any:
+    found = sampled(device, step, seconds)
+    if step.mode is not ForwardMode.MIXED:
+        return found
+    decoding = step.rows.may_sit_out
+    return replace(found, token_ids=[*found.token_ids[decoding:], *found.token_ids[:decoding]])
+
+
 def _copies_done_at_once(_: Any, device: Any) -> list[int]:
     done = [copy_id for copy_id, _ in get(device, "copies under way")]
     get(device, "copies under way").clear()
@@ -128,6 +137,14 @@ def _launched(_: Any, device: Any) -> Any:
 
 
 MISTAKES: Mistakes = {
+    "prompts of a mixed step come before the rows that decode": {
+        "what a step has sampled": _prompts_come_first
+    },
+    "logits of prompts are written over those of the rows that decode": {
+        "prompts of a step begin": lambda begin, extends, rows, _first=0, began=None: begin(
+            extends, rows, 0, began
+        )
+    },
     "staging is filled again too early": {"the use of a staging ends": nothing},
     "a plan is written over the one before": {"a plan waits for the one before": nothing},
     "a result is given to the next step too early": {"tokens are chosen": _given_too_early},

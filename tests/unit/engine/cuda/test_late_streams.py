@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.cuda.late_bench import LateBench
 from tests.unit.engine.cuda.late_mistakes import MISTAKES, seeds_until_caught
 from tests.unit.engine.late_requests import LateModel
@@ -29,6 +31,7 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
         bench.run()
         seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
         seen.update(told=bench.told, scored=bench.scored, opened=bench.opened, sat_out=bench.sat_out)
+        seen.update(mixed=bench.mixed)
         seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
     rare = {
         what: seen[what]
@@ -40,10 +43,31 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
             "scored",
             "opened",
             "sat_out",
+            "mixed",
             *map("graph of {}".format, (1, 2, 4, 5)),
         )
     }
     assert min(rare.values()) > SEEDS / 5, rare
+
+
+@pytest.mark.parametrize("guards", ["two", "one"])
+def test_a_mixed_step_waits_for_nothing_of_its_own(model: LateModel, guards: str) -> None:
+    bench = LateBench(model, 0)
+    bench.run()
+    device, stream, step = bench.device, bench.stream, bench.device._launched
+    params, prompt = SamplingParams(max_new_tokens=9, seed=0, temperature=0.0), (5, 6, 7)
+    if guards == "one":
+        attention = device._parts.attention.attention  # type: ignore[attr-defined]
+        attention._extend_plan._guard = attention._decode_plan._guard
+    for slot, mode, decode_slots in ((0, ForwardMode.EXTEND, ()), (1, ForwardMode.MIXED, (0,))):
+        stream.synchronize()
+        before, step = stream.done, step + 1
+        join = SlotJoin(slot, (slot,), 0, params, len(prompt))
+        row = ExtendRow(slot, prompt, 0, samples=True)
+        device.launch(ScheduleBatch(step, mode, (join,), extend=(row,), decode_slots=decode_slots))
+        if mode is ForwardMode.MIXED:
+            assert (stream.done == before) is (guards == "two")
+        device.wait(step)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

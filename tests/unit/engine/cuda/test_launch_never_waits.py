@@ -164,6 +164,11 @@ def serve_a_little(device: CudaDevice) -> None:
         batches.append(
             ScheduleBatch(step, ForwardMode.DECODE, grants=given, decode_slots=range(1 + step % SLOTS))
         )
+    joined = SlotJoin(2, (16, 17, 18), 0, EVERYTHING, 9, prompts[2])
+    batches += [
+        ScheduleBatch(8, ForwardMode.MIXED, (joined,), extend=chunks[2:], decode_slots=(0, 1)),
+        ScheduleBatch(9, ForwardMode.MIXED, extend=rests[2:], decode_slots=(0,)),
+    ]
     for batch in batches:
         device.launch(batch)
     assert device.completed() == len(batches)

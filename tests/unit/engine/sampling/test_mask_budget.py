@@ -29,7 +29,7 @@ class Masks:
         for slot, tenant in tenants.items():
             self.budget.join(slot, tenant)
 
-    def step(self, *, bounded: bool = True) -> MaskShares:
+    def step(self, *, bounded: int | None = None) -> MaskShares:
         slots = list(self.tenants)
         rows = [row for row, slot in enumerate(slots) if self.tenants[slot] != "bob"]
 
@@ -114,5 +114,11 @@ def test_a_debt_is_paid_by_steps_and_a_slot_that_is_taken_anew_goes_last() -> No
 
 def test_without_a_bound_all_are_computed() -> None:
     masks = Masks({slot: "alice" if slot else "bob" for slot in range(40)}, 0.1)
-    assert not masks.step(bounded=False).sat_out
+    assert not masks.step(bounded=0).sat_out
     assert set(masks.done) == set(range(1, 40))
+
+
+def test_the_last_rows_of_a_step_are_computed_whatever_the_first_ones_take() -> None:
+    masks = Masks({slot: "alice" if slot else "bob" for slot in range(40)}, 0.1)
+    assert masks.step(bounded=30).sat_out == set(range(2, 30))
+    assert set(masks.done) == {1, *range(30, 40)}

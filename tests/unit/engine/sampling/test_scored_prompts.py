@@ -134,7 +134,7 @@ def test_runs_are_the_rows_in_their_order_with_few_scores_each(most: int) -> Non
 
 def test_what_runs_bring_is_put_together_by_row() -> None:
     score, row = TokenLogprobs(-1.0), ExtendRow(0, PROMPT[:2], 0, samples=True)
-    first = Sampled([5], {0: score}, {0: [score]}, {})
-    second = Sampled([6, 7], {1: score}, {0: [score, score]}, {0: "no token"})
+    first = Sampled([5], {0: score}, {0: [score]}, {}, {0})
+    second = Sampled([6, 7], {1: score}, {0: [score, score]}, {0: "no token"}, {1})
     joined = joined_runs([([(3, row)], first), ([(3, row), (4, row)], second)])
-    assert joined == Sampled([5, 6, 7], {0: score, 2: score}, {3: [score] * 3}, {1: "no token"})
+    assert joined == Sampled([5, 6, 7], {0: score, 2: score}, {3: [score] * 3}, {1: "no token"}, {0, 2})
