@@ -21,7 +21,7 @@ from router.core.effects import ClientRequest, RequestAborted, RequestCompleted,
 from router.core.fleet import placement
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.unreachable_pairs import UnreachablePairs
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.workers import Fleet, KvGroup, Worker
 from router.core.queueing.admission import refusal, tenant_refusal, timed_out, wait_refusal
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
@@ -287,13 +287,12 @@ class RouterCore:
         source = self._with_group(live, now)
         rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
         for workers in rounds:
-            in_open_lanes = self._to_begin_at(live, workers, now)
-            may_take = self._unreachable_pairs.holders(in_open_lanes, self.fleet, now)
+            may_begin, readers = self._to_begin_at(live, workers, now)
+            may_take = self._unreachable_pairs.holders(may_begin, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:
                 self.fleet.mark_chosen(choice.worker)
-                reader = self._foresight.reader(live, choice.worker.kv_group)
-                self._requests.prefill(live, choice, now, reader)
+                self._requests.prefill(live, choice, now, readers[choice.worker.kv_group])
                 return True
         return False if workers and source is None else None
 
@@ -315,16 +314,13 @@ class RouterCore:
         since = now if live.sampling_group.holds_back(live) else live.sampling_group.computed_at
         return since + self.settings.waiting_seconds_max
 
-    def _to_begin_at(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """The prefill workers that may begin the request: any for a stream that has begun; see `foresight`."""
-        if live.output:
-            return workers
-        in_open_lanes = self._in_open_lanes(workers, live.tenant, now)
-        groups = {worker.kv_group for worker in in_open_lanes}
-        closed = {kv_group for kv_group in groups if not self._foresight.allows(live, kv_group)}
-        return (
-            [worker for worker in in_open_lanes if worker.kv_group not in closed] if closed else in_open_lanes
-        )
+    def _to_begin_at(
+        self, live: LiveRequest, workers: Sequence[Worker], now: float
+    ) -> tuple[Sequence[Worker], dict[KvGroup, Worker | None]]:
+        """The prefill workers that may begin the request, and by KV group the decode worker that will have room."""
+        in_open_lanes = workers if live.output else self._in_open_lanes(workers, live.tenant, now)
+        readers = self._foresight.readers(live, {worker.kv_group for worker in in_open_lanes})
+        return [worker for worker in in_open_lanes if worker.kv_group in readers], readers
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         """The prefill workers that one more request of this tenant may go to: decode takes soon what they compute."""

@@ -292,9 +292,7 @@ class Load(Message, frozen=True):
     free_pages: Count = 0  # free or evictable
     slots_free: Count = 0
     accepting: bool = True
-    pages_for_new: PageOrNone = (
-        -1
-    )  # of decode: free beside what all that are there are expected to take; -1: not told
+    pages_for_new: PageOrNone = -1  # of decode: beside the growth of all that are there; -1: not told
     pages_a_second: PagesPerSecond = 0.0  # … that those give back which end there
 
 

@@ -48,9 +48,7 @@ class Worker:
     unreported: AssignedTotals = field(default_factory=AssignedTotals)  # … since the last load
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
-    foreseen: dict[str, int] = field(
-        default_factory=dict
-    )  # pages by rid of those that will come, see `foresight`
+    foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0

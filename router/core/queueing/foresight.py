@@ -29,45 +29,44 @@ class Foresight:
         self._settings = settings
         self._fleet = fleet
 
-    def allows(self, live: LiveRequest, kv_group: KvGroup) -> bool:
-        """Whether a prompt may be begun on the prefill workers of this kv_group."""
-        if live.output or live.need.tokens_max - live.need.tokens <= 1:
-            return True
-        return self.reader(live, kv_group) is not None or not any(
-            worker.load.pages_for_new >= 0 for worker in self._able(live, kv_group, self._everyone)
-        )
+    def readers(self, live: LiveRequest, kv_groups: Iterable[KvGroup]) -> dict[KvGroup, Worker | None]:
+        """The KV groups in which the request may be computed, each with the decode worker that will have room for it.
 
-    def reader(self, live: LiveRequest, kv_group: KvGroup) -> Worker | None:
-        """A decode worker that will have room, the roomiest of a handful; None: nobody will, or nobody tells."""
-        takers = self._fleet.open_to("decode").draw(
+        None for the worker: nobody tells of room, or the request does not need any.
+        """
+        found = {}
+        for kv_group in kv_groups:
+            may_begin, reader = self._look(live, kv_group)
+            if may_begin or live.output or live.need.tokens_max - live.need.tokens <= 1:
+                found[kv_group] = reader
+        return found
+
+    def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:
+        """Whether a prompt may be begun, and the decode worker with the most room for it; of a handful, or else of all.
+
+        Nobody tells: it may be begun.
+        """
+        need, told = live.need, False
+        everyone = self._fleet.of_role("decode")
+        handful = self._fleet.open_to("decode").draw(
             self._settings.candidates_max, zlib.crc32(live.rid.encode()) ^ self._fleet.choices
         )
-        for workers in (takers, self._everyone):
-            roomy = [
-                (worker.pages_foreseen(live.tenant.name, self._settings.ready_seconds), worker)
-                for worker in self._able(live, kv_group, workers)
-                if worker.load.pages_for_new >= 0
-            ]
-            spare, best = max(
-                ((pages - worker.pages_for(live.need.tokens), worker) for pages, worker in roomy),
-                key=lambda found: found[0],
-                default=(-1.0, None),
-            )
-            if spare >= 0:
-                return best
-        return None
-
-    @property
-    def _everyone(self) -> Iterable[Worker]:
-        return self._fleet.of_role("decode")
-
-    def _able(self, live: LiveRequest, kv_group: KvGroup, workers: Iterable[Worker]) -> Iterable[Worker]:
-        need = live.need
-        return (
-            worker
-            for worker in workers
-            if worker.kv_group == kv_group
-            and not worker.draining
-            and worker.fits(need.tokens_max)
-            and need.features <= worker.features
-        )
+        for workers in (handful, everyone):
+            best, spare_max = None, -1.0
+            for worker in workers:
+                if (
+                    worker.load.pages_for_new < 0
+                    or worker.draining
+                    or worker.kv_group != kv_group
+                    or not worker.fits(need.tokens_max)
+                    or not need.features <= worker.features
+                ):
+                    continue
+                told = True
+                spare = worker.pages_foreseen(live.tenant.name, self._settings.ready_seconds)
+                spare -= worker.pages_for(need.tokens)
+                if spare >= 0 and spare > spare_max:
+                    best, spare_max = worker, spare
+            if best is not None:
+                return True, best
+        return not told, None

@@ -61,9 +61,7 @@ class LiveRequest:
     scored_len: int = 1  # tokens of the prompt whose logprobs need not come any more; the first has none
     worker: Worker | None = None  # it works on this attempt: set in prefilling and decoding
     holder: Worker | None = None  # worker that leases the pages to this attempt
-    foreseen_at: Worker | None = (
-        None  # decode worker whose pages it is expected to take; until it is sent there
-    )
+    foreseen_at: Worker | None = None  # decode worker that will have pages for it; until it is sent there
     target: Worker | None = None  # where room is reserved for it: its migration was requested
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None

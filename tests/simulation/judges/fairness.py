@@ -36,7 +36,7 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
 from router.core.fleet import placement
-from router.core.fleet.workers import Worker
+from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
@@ -123,11 +123,13 @@ class JudgedRouterCore(RouterCore):
             self.judged["a wait would be too long"] += 1
             waits.prove_refusal(self, request, before)
 
-    def _to_begin_at(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        open_lanes = super()._to_begin_at(live, workers, now)
-        if not live.output and len(open_lanes) < len(self._in_open_lanes(workers, live.tenant, now)):
+    def _to_begin_at(
+        self, live: LiveRequest, workers: Sequence[Worker], now: float
+    ) -> tuple[Sequence[Worker], dict[KvGroup, Worker | None]]:
+        may_begin, readers = super()._to_begin_at(live, workers, now)
+        if not live.output and len(may_begin) < len(self._in_open_lanes(workers, live.tenant, now)):
             self.judged["a prompt waits for pages to be foreseen"] += 1
-        return open_lanes
+        return may_begin, readers
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         for kv_group in self._backpressure.full_lanes(tenant, now):
@@ -217,7 +219,7 @@ class JudgedRouterCore(RouterCore):
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
-        workers = self._to_begin_at(live, able, now)
+        workers, _ = self._to_begin_at(live, able, now)
         may_take = self._unreachable_pairs.holders(workers, self.fleet, now)
         return (
             placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now) is not None
