@@ -31,7 +31,9 @@ NOT_DRAWN = {
 def read_by(folders: Sequence[str]) -> set[str]:
     """Names of what the code in these folders reads of a config."""
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py") if file.stem != "__main__"]
-    return {name for file in files for name in re.findall(r"(?:config|settings)\.(\w+)", file.read_text())}
+    return {
+        name for file in files for name in re.findall(r"(?:config|settings|rules)\.(\w+)", file.read_text())
+    }
 
 
 @pytest.mark.parametrize("config_of", ROLES, ids=lambda config_of: config_of.__name__)
