@@ -112,17 +112,23 @@ class _Answer(socketserver.StreamRequestHandler):
 
 
 def be_neighbour() -> None:
-    """Serve until killed."""
+    """Serve until whoever holds the other end of standard input has gone."""
     with socketserver.TCPServer(("127.0.0.1", 0), _Answer) as server:
+        threading.Thread(target=_end_with_stdin, args=(server,)).start()
         sys.stdout.write(f"{server.server_address[1]}\n")
         sys.stdout.flush()
         server.serve_forever()
 
 
+def _end_with_stdin(server: socketserver.TCPServer) -> None:
+    sys.stdin.read()
+    server.shutdown()
+
+
 def probe_until_killed(port: int) -> None:
     """Probe the router on this port, and a neighbour of our own."""
     command = [sys.executable, "-m", MODULE, "--neighbour"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as neighbour:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
         assert neighbour.stdout is not None
         neighbour_port = int(neighbour.stdout.readline())
         pause = threading.Event()
