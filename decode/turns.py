@@ -5,7 +5,8 @@
 
 Those that leave go to the end of the line, so nobody waits for more turns than there are requests. The length of a turn
 T follows from how many run and wait: all should have had one within `ROTATION_TURNS` times `turn_seconds`. It is never
-so short that copies to host memory and back take more than a twentieth of it. While nobody waits there are no turns.
+so short that copies to host memory and back take more than a twentieth of it, and it lasts until a token has come: one
+that leaves whenever its mask is late would never go on. While nobody waits there are no turns.
 
 This file counts seconds. It knows no pages and retracts nobody; `retraction` does.
 """
@@ -28,6 +29,7 @@ class Turns:
         self.now = 0.0
         self._turn_seconds = turn_seconds
         self._began: dict[Req, float] = {}
+        self._tokens: dict[Req, int] = {}  # of the output when the turn began
         self._waiting: dict[Req, float] = {}
         self._out = 0  # retracted requests, those that are being copied included
         self._copy_seconds = {"backup": 0.0, "restore": 0.0}
@@ -36,6 +38,7 @@ class Turns:
         """Note who runs and who waits now; `out` have been retracted and have not returned. 0 ends all turns."""
         self._out = out
         self._began = {req: self._began.get(req, self.now) for req in running} if out else {}
+        self._tokens = {req: self._tokens.get(req, req.output_len) for req in self._began}
         self._waiting = {req: self._waiting.get(req, self.now) for req in waiting}
 
     def copied(self, kind: str, began: float) -> None:
@@ -57,11 +60,14 @@ class Turns:
     def over(self, running: Iterable[Req]) -> list[Req]:
         """The requests whose turn is over, in the order in which they leave."""
         ended = [req for req in running if self.now - self._began.get(req, self.now) >= self.seconds]
-        return sorted(ended, key=self._order)
+        return sorted(filter(self._has_gone_on, ended), key=self._order)
 
     def longest(self, running: Sequence[Req]) -> Req:
         """The request that leaves first, whether or not its turn is over."""
         return min(running, key=self._order)
+
+    def _has_gone_on(self, req: Req) -> bool:
+        return req.output_len > self._tokens.get(req, req.output_len)
 
     def _order(self, req: Req) -> tuple[float, int, int]:
         return (self._began.get(req, self.now), -req.output_len, req.sequence)

@@ -1,7 +1,7 @@
 """The oracle for turns of a decode worker: who leaves for a retracted request, when, and who resumes.
 
 - Retracted requests resume in the order in which they came into line.
-- Nobody leaves for the first in line before it has run for a turn, by an account of its own.
+- Nobody leaves for the first in line before it has run for a turn and got a token, by an account of its own.
 - When some leave, the first in line has the pages it needs once they have gone.
 - While the first in line waits and the turns of all are over, somebody leaves.
 """
@@ -30,6 +30,7 @@ class TurnJudge:
         self._judged = judged
         self._line: dict[Req, float] = {}
         self._began: dict[Req, float] = {}
+        self._tokens: dict[Req, int] = {}  # known when its turn began
         self._nobody_left = 0
 
     def copied(self, reqs: Collection[Req], now: float) -> None:
@@ -52,6 +53,7 @@ class TurnJudge:
         """Note who runs now, before any of them leaves; `states` are of all that are here."""
         out = sum(state in OUT for state in states)
         self._began = {req: self._began.get(req, now) for req in running} if out else {}
+        self._tokens = {req: self._tokens.get(req, len(req.token_ids)) for req in self._began}
         rotation = 4 * self._turn_seconds * max(1, len(running)) / max(1, out)
         self._turn_min = min(self._turn_seconds, rotation)
 
@@ -63,6 +65,7 @@ class TurnJudge:
         for req in leaving:
             ran = now - self._began[req]
             assert ran >= self._turn_min - 1e-9, f"{req.rid} leaves after {ran:g} of {self._turn_min:g} s"
+            assert self._has_gone_on(req), f"{req.rid} leaves without a token"
         held = {page for req in staying for page in req.pages}
         free = memory.pool.total - memory.pool.count(PageState.QUARANTINED) - len(held)
         _, cached = memory.cache.probe(head.token_ids[: head.kv_len], head.extra_key)
@@ -78,6 +81,7 @@ class TurnJudge:
         stays = head is None or not running or now - self._line[head] < seconds
         stays = stays or any(now - self._began[req] < seconds for req in running)
         stays = stays or any(req.launched_len >= req.final_kv_len for req in running)
+        stays = stays or not all(map(self._has_gone_on, running))
         if stays or sum(memory.pages_for(req.launched_len) for req in running) > retraction.host.free:
             self._nobody_left = 0
             return
@@ -86,6 +90,9 @@ class TurnJudge:
         assert self._nobody_left < PATIENCE_PLANS, (
             f"{head.rid} waits in line, and the turns of {[req.rid for req in running]} are over"
         )
+
+    def _has_gone_on(self, req: Req) -> bool:
+        return len(req.token_ids) > self._tokens[req]
 
     @property
     def _head(self) -> Req | None:

@@ -195,7 +195,10 @@ def _troubled(rng: random.Random, scenario: SimulationScenario) -> SimulationSce
         endless=rng.choice((0.0, 0.0, 0.1)),
     )
     troubled = replace(troubled, network=network, fabric=fabric, faults=faults)
-    return troubled.sized(loss_seconds=rng.choice((0.05, 0.3, 1.0)))
+    troubled = troubled.sized(loss_seconds=rng.choice((0.05, 0.3, 1.0)), worker_return_seconds=60.0)
+    if fabric.endless:  # what no longer fits beside pages that never come back is ended by its deadline alone
+        troubled = troubled.sized(request_seconds_max=troubled.sizes.request_seconds_max or 100.0)
+    return troubled
 
 
 def _over_tls(seed: int) -> bool:

@@ -69,14 +69,14 @@ def understood_by(luck: Luck, uid: str, restarts: int) -> tuple[str, ...]:
 def written(message: Message, writer: Hello) -> bytes:
     """The message as a process of this version writes it."""
     if not writer.understands:
-        return encode(_as_older(message))
+        return encode(as_older(message))
     wire = encode(message)
     fields = wire[0] & FIELDS_MAX
     assert fields < FIELDS_MAX, f"{type(message).__name__} has too many fields for one more here"
     return bytes([wire[0] + 1]) + wire[1:] + LATER_FIELD
 
 
-def _as_older(message: Message) -> Message:
+def as_older(message: Message) -> Message:
     """Without what an older process does not say."""
     if isinstance(message, Load):
         return msgspec.structs.replace(message, pages_for_new=-1, pages_a_second=0.0)
