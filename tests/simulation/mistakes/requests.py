@@ -248,9 +248,6 @@ MISTAKES: dict[str, Mistakes] = {
     },
     "turns": {
         "the newest in line is served first": {"a copy is done": _newest_in_line_first},
-        "a turn frees one request's pages, whatever the first in line needs": {
-            "some leave for the first in line": lambda leaving, *arguments: leaving(*arguments)[:1]
-        },
         "turns never end": {"turns are over": gives([])},
         "a turn is over at once": {"how long a turn is": gives(0.0)},
     },

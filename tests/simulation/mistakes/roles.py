@@ -154,7 +154,6 @@ PLACES: dict[str, dict[str, str]] = {
         "a retracted request resumes": "resume",
         "a request is backed up": "_back_up",
         "retracted requests": "_retracted",
-        "some leave for the first in line": "_leaving_for",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
     "decode.migration.Migrations": {

@@ -74,6 +74,19 @@ def test_a_turn_is_shorter_the_more_wait(running: int, out: int, seconds: float)
     assert turns.seconds == pytest.approx(min(2.0, seconds))
 
 
+def test_a_turn_lasts_until_a_token_has_come() -> None:
+    bench = DecodeBench()
+    bench.send(*requests(2))
+    bench.turn()
+    turns = Turns(0.1)
+    first, second = bench.core.requests
+    turns.look([first, second], [], 1)
+    turns.now = 5.0
+    assert turns.over([first, second]) == []
+    first.token_ids.append(1)
+    assert turns.over([first, second]) == [first]
+
+
 def test_a_turn_is_as_long_as_twenty_copies() -> None:
     turns = Turns(0.1)
     turns.now = 1.0
