@@ -34,7 +34,7 @@ SECONDS_MAX = 1500  # of a program
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[LocalDeployment]:
-    with deployment(config={"prefill": EXACT, "decode": EXACT, "router": ROUTER}) as running:
+    with deployment(as_shipped=True, config={"prefill": EXACT, "decode": EXACT, "router": ROUTER}) as running:
         yield running
 
 
