@@ -1,8 +1,9 @@
 """The workers as the router knows them: their `Hello`, their load, and the requests that are assigned to them.
 
 A worker is known by its link peer, `<uid>/<epoch>`; one that restarted is another worker. Load is what the worker
-last reported plus what was assigned since, and never less than what this router alone has there. Nothing here
-decides; see `placement`.
+last reported plus what was assigned since, less what ended since, and never less than what this router alone has
+there. What ended since gives no room: a worker refuses less if a router waits for its word. Nothing here decides; see
+`placement`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Worker:
     by_tenant: Counter[str] = field(default_factory=Counter)  # how many of `assigned` each tenant has
     own: AssignedTotals = field(default_factory=AssignedTotals)  # of `assigned`
     unreported: AssignedTotals = field(default_factory=AssignedTotals)  # … since the last load
+    ended: AssignedTotals = field(default_factory=AssignedTotals)  # in the last load, and over since
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
@@ -85,15 +87,15 @@ class Worker:
 
     @property
     def tokens(self) -> int:
-        """Uncached tokens queued (prefill) or tokens held (decode), with those not yet reported."""
+        """Uncached tokens queued (prefill) or tokens held (decode), as far as the router knows by now."""
         reported = self.load.queued_tokens if self.hello.role == "prefill" else self.load.running_tokens
-        return max(self.own.tokens, reported + self.unreported.tokens)
+        return max(self.own.tokens, reported + self.unreported.tokens - self.ended.tokens)
 
     @property
     def requests(self) -> int:
-        """Requests queued or running, with those not yet reported."""
+        """Requests queued or running, as far as the router knows by now."""
         reported = self.load.queued + self.load.running
-        return max(len(self.assigned), reported + self.unreported.requests)
+        return max(len(self.assigned), reported + self.unreported.requests - self.ended.requests)
 
     @property
     def fullness(self) -> float:
@@ -210,6 +212,8 @@ class Worker:
             del self.by_tenant[assignment.tenant]
         if assignment.load_number == self.load_number:
             self.unreported.subtract(assignment)
+        else:
+            self.ended.add(assignment.tokens, assignment.pages)
         self.changed(self)
 
     def forget(self, rid: str) -> bool:
@@ -234,6 +238,7 @@ class Worker:
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
+        self.ended = AssignedTotals()
         self.changed(self)
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":

@@ -11,9 +11,9 @@ from router.core.fleet.assignments import AssignedTotals
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.workers import MODELS_MAX, Fleet
 from shared.batch.effects import Note
-from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Role
+from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Prefill, Role
 from tests.doubles.novelty import Novelty
-from tests.unit.router.deployment import ScriptedDeployment, hello
+from tests.unit.router.deployment import ScriptedDeployment, hello, request
 
 
 def test_a_model_is_known_before_its_first_worker_and_after_its_last() -> None:
@@ -85,6 +85,33 @@ def test_the_sums_over_assignments_are_those_of_the_assignments() -> None:
     assert (worker.own, worker.unreported) == (AssignedTotals(1, 20, 2), AssignedTotals(1, 20, 2))
     worker.unassign("b")
     assert worker.own == worker.unreported == AssignedTotals()
+
+
+def test_what_has_ended_since_a_worker_told_of_it_is_no_load_and_no_room() -> None:
+    fleet = Fleet(PrefixIndex(16))
+    fleet.up("d", hello("decode", "d"))
+    (worker,) = fleet.of_role("decode")
+    worker.assign("a", 100, 7)
+    worker.assign("b", 50, 4)
+    worker.report(Load(running=3, running_tokens=190, free_pages=3, slots_free=0))  # one is another router's
+    worker.unassign("a")
+    worker.assign("c", 20, 2)
+    assert (worker.requests, worker.tokens) == (3, 110)
+    assert not worker.has_room(1, "", 1.0, 0.0)
+    worker.report(Load(running=3, running_tokens=115, free_pages=9, slots_free=1))
+    assert (worker.requests, worker.tokens) == (3, 115)
+
+
+def test_a_prompt_goes_where_it_was_just_computed_before_the_worker_tells_that_it_is_idle() -> None:
+    world = ScriptedDeployment(prefill=2, decode=1)
+    prompt = tuple(range(200))
+    world.submit(request("a", prompt, max_new_tokens=1))
+    holder = world.placed(Prefill, "a")
+    assert holder is not None
+    world.loaded(holder, queued_tokens=200, running=1, running_tokens=200)
+    world.prefilled(holder, "a", 7, finish="length")
+    world.submit(request("b", prompt, max_new_tokens=1))
+    assert world.placed(Prefill, "b") == holder
 
 
 def test_a_role_without_workers_is_logged_once_and_so_is_its_return() -> None:
