@@ -113,9 +113,9 @@ class Worker:
 
     def pages_foreseen(self, tenant: str, seconds: float) -> float:
         """Pages that a new request of the tenant will find at a decode worker that tells, in so many seconds."""
-        if not self.requests and not self.foreseen:
-            return self.hello.limits.pages or inf
         load = self.load
+        if not (load.queued or load.running or self.assigned or self.foreseen):
+            return self.hello.limits.pages or inf
         pages = load.free_pages if not self.by_tenant[tenant] and self.assigned else load.pages_for_new
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return pages + load.pages_a_second * seconds - in_front

@@ -102,6 +102,17 @@ def test_what_has_ended_since_a_worker_told_of_it_is_no_load_and_no_room() -> No
     assert (worker.requests, worker.tokens) == (3, 115)
 
 
+def test_a_worker_is_empty_only_by_its_own_word() -> None:
+    fleet = Fleet(PrefixIndex(16))
+    fleet.up("d", hello("decode", "d"))
+    (worker,) = fleet.of_role("decode")
+    assert worker.pages_foreseen("tenant", 2.0) == 512
+    worker.assign("a", 100, 7)
+    worker.report(Load(running=1, running_tokens=100, free_pages=9, pages_for_new=5))
+    worker.unassign("a")
+    assert worker.pages_foreseen("tenant", 2.0) < 512
+
+
 def test_a_prompt_goes_where_it_was_just_computed_before_the_worker_tells_that_it_is_idle() -> None:
     world = ScriptedDeployment(prefill=2, decode=1)
     prompt = tuple(range(200))
