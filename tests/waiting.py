@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable
 
 LOOK_SECONDS = 0.02  # between two looks, at first
-LOOK_SECONDS_MAX = 0.1  # later: a look at the metrics of five processes takes 30 ms of CPU time
+LOOK_SECONDS_MAX = 0.1  # later, by default: a look at the metrics of five processes takes 30 ms of CPU time
 WORK_TURNS = 2_000_000
 WORK_SECONDS = 0.07  # of the reference machine for these turns: an AMD EPYC, idle, with Python 3.11
 SLOWNESS_MAX = 6.0  # a machine that is slower than this is too slow to judge anything
 
 
-def comes_true(condition: Callable[[], object], seconds_max: float = 5.0) -> bool:
+def comes_true(
+    condition: Callable[[], object], seconds_max: float = 5.0, look_seconds_max: float = LOOK_SECONDS_MAX
+) -> bool:
     """Whether the condition holds within this time."""
     began_at = time.monotonic()
     pause = threading.Event()
@@ -27,14 +29,21 @@ def comes_true(condition: Callable[[], object], seconds_max: float = 5.0) -> boo
         waited = time.monotonic() - began_at
         if waited >= seconds_max:
             return False
-        look = min(max(LOOK_SECONDS, waited / 20), LOOK_SECONDS_MAX)
+        look = min(max(LOOK_SECONDS, waited / 20), look_seconds_max)
         pause.wait(min(look, seconds_max - waited))
     return True
 
 
-def until(condition: Callable[[], object], seconds_max: float, what: str) -> None:
+def until(
+    condition: Callable[[], object],
+    seconds_max: float,
+    what: str,
+    look_seconds_max: float = LOOK_SECONDS_MAX,
+) -> None:
     """Wait for the condition; fails when it does not come in time."""
-    assert comes_true(condition, seconds_max), f"{what} did not happen within {seconds_max} s"
+    assert comes_true(condition, seconds_max, look_seconds_max), (
+        f"{what} did not happen within {seconds_max} s"
+    )
 
 
 def soon(seconds: float) -> float:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import openai
 
@@ -19,6 +20,8 @@ from tests.waiting import until
 STREAMS_AT_FAULT_MIN = 8
 FIRST_TOKENS_SECONDS_MAX = 60
 STRUCK_SECONDS_MAX = 180
+EXACTLY = {"ignore_eos": True}  # as many tokens as asked for
+LOOK_SECONDS_MAX = 1.0  # of a long wait: each look is a kubectl or more, on the cores that the pods start on
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +112,7 @@ async def _run(
     streams = [LoadStream(plan) for plan in plans]
     others = [LoadStream(plan) for plan in later]
     running, fault_at = 0, monotonic()
-    async with openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=300.0
-    ) as client:
+    async with _client(url, api_key) as client:
         tasks = [asyncio.create_task(_follow(client, stream)) for stream in streams]
         if fault is not None:
             begun = lambda: all(stream.times for stream in streams)  # noqa: E731
@@ -120,7 +121,9 @@ async def _run(
             tasks += [asyncio.create_task(_follow(client, stream)) for stream in others]
 
             async def running_when_struck() -> int:
-                await asyncio.to_thread(until, struck, STRUCK_SECONDS_MAX, f"{name}: its strike")
+                await asyncio.to_thread(
+                    until, struck, STRUCK_SECONDS_MAX, f"{name}: its strike", LOOK_SECONDS_MAX
+                )
                 return sum(stream.runs for stream in streams)
 
             running, _ = await asyncio.gather(running_when_struck(), asyncio.to_thread(fault))
@@ -128,16 +131,32 @@ async def _run(
     return LoadReport(name, streams + others, running, fault_at)
 
 
+def ask(url: str, api_key: str, plans: list[Plan]) -> list[list[int]]:
+    """The tokens of all answers, asked for at once, each as a whole: a reader of streams takes time from the pods."""
+
+    async def run() -> list[list[int]]:
+        async with _client(url, api_key) as client:
+            answers = [
+                client.completions.create(**_asked(plan), extra_body=EXACTLY | {"return_token_ids": True})
+                for plan in plans
+            ]
+            return [answer.choices[0].to_dict()["token_ids"] for answer in await asyncio.gather(*answers)]
+
+    return asyncio.run(run())
+
+
+def _client(url: str, api_key: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=300.0)
+
+
+def _asked(plan: Plan) -> dict[str, Any]:
+    return {"model": "smollm2", "prompt": plan.prompt, "max_tokens": plan.max_tokens, "temperature": 0}
+
+
 async def _follow(client: openai.AsyncOpenAI, stream: LoadStream) -> None:
     stream.began_at = monotonic()
     chunks = await client.completions.create(
-        model="smollm2",
-        prompt=stream.plan.prompt,
-        max_tokens=stream.plan.max_tokens,
-        temperature=0,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
+        stream=True, stream_options={"include_usage": True}, extra_body=EXACTLY, **_asked(stream.plan)
     )
     async for chunk in chunks:
         stream.rid = chunk.id

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.cluster.kubernetes import Cluster, ClusterPod
+from tests.cluster.load import LOOK_SECONDS_MAX
 from tests.metric_pages import held_in, samples_of
 from tests.waiting import until
 
@@ -70,7 +71,7 @@ class HelmRelease:
             ready = len(pods) == replicas and all(pod.ready and not pod.terminating for pod in pods)
             return ready and (component == "router" or self._known(component) == {replicas})
 
-        until(there, READY_SECONDS_MAX, f"{replicas} ready {component} pods")
+        until(there, READY_SECONDS_MAX, f"{replicas} ready {component} pods", LOOK_SECONDS_MAX)
 
     def _known(self, component: str) -> set[float]:
         """How many workers of a component the ready routers know, all that is heard."""
