@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -12,7 +13,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from shared.local.model_store import resolve
-from tests.cluster.kubernetes import COMMAND, ROOT, Cluster, ClusterPod, load_image, start_own, stop_own
+from tests.cluster.kubernetes import (
+    COMMAND,
+    ROOT,
+    Cluster,
+    ClusterPod,
+    image_archive,
+    load_image,
+    start_own,
+    stop_own,
+)
 from tests.cluster.load import STREAMS_AT_FAULT_MIN, LoadReport, Plan, ask, run_streams
 from tests.cluster.release import HelmRelease
 from tests.waiting import until
@@ -45,7 +55,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
         pytest.exit(f"no cluster: {COMMAND} is not there, and SEGUE_TEST_CONTEXT names none", returncode=1)
     shutil.rmtree(FAILED, ignore_errors=True)
     try:
-        cluster = Cluster("segue-test", context=context) if context else _own_cluster(tmp_path_factory)
+        cluster = (
+            Cluster("segue-test", context=context)
+            if context
+            else _own_cluster(tmp_path_factory.mktemp("images"))
+        )
         cluster.kubectl("create", "namespace", cluster.namespace)
         pytestconfig.stash[CLUSTER] = cluster
         yield cluster
@@ -55,11 +69,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
             stop_own()
 
 
-def _own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    cluster = Cluster("segue-test", start_own())
-    version = chart_version()
-    for image in IMAGES:
-        load_image(f"localhost/{image}:{version}", tmp_path_factory.mktemp("image"))
+def _own_cluster(folder: Path) -> Cluster:
+    """It starts, and loads an image, while the next image is written to a file."""
+    names = [f"localhost/{image}:{chart_version()}" for image in IMAGES]
+    with ThreadPoolExecutor(1) as pool:
+        archives = [pool.submit(image_archive, name, folder) for name in names]
+        cluster = Cluster("segue-test", start_own())
+        for archive in archives:
+            load_image(archive.result())
     return cluster
 
 

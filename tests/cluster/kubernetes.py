@@ -118,15 +118,19 @@ def start_own() -> dict[str, str]:
     return {**os.environ, "KUBECONFIG": given["KUBECONFIG"], "PATH": given["PATH"]}
 
 
-def load_image(name: str, folder: Path) -> None:
-    """Give the own cluster an image that buildah has."""
-    archive = folder / "image.tar"
-    archive.unlink(missing_ok=True)
+def image_archive(name: str, folder: Path) -> Path:
+    """An image that buildah has, as a file that is not there yet."""
+    archive = folder / f"{name.replace('/', '-').replace(':', '-')}.tar"  # a colon would end the path
     subprocess.run(
         ["buildah", "push", "--quiet", name, f"docker-archive:{archive}:{name}"],
         check=True,
         stdout=subprocess.DEVNULL,
     )
+    return archive
+
+
+def load_image(archive: Path) -> None:
+    """Give the own cluster an image, and remove the file."""
     subprocess.run([COMMAND, "load-image", archive], check=True, stdout=subprocess.DEVNULL)
     archive.unlink()
 

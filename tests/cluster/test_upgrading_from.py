@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import IMAGES, LATER, LONG, PLANS, REPORTS
-from tests.cluster.kubernetes import Cluster, load_image
+from tests.cluster.kubernetes import Cluster, image_archive, load_image
 from tests.cluster.load import STREAMS_AT_FAULT_MIN, run_streams
 from tests.cluster.release import CHART, COMPONENTS, NAME, HelmRelease
 from tests.waiting import until
@@ -34,7 +34,7 @@ def test_an_upgrade_from_an_older_version_keeps_keys_replicas_and_streams(
     cluster: Cluster, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     for image in IMAGES:
-        load_image(f"localhost/{image}:before", tmp_path)
+        load_image(image_archive(f"localhost/{image}:before", tmp_path))
     release = HelmRelease(cluster, chart=str(Path(CHECKOUT, CHART)))
     release.install("--set", "image.tag=before")
     try:
