@@ -16,7 +16,7 @@ request has given up, so the page is not given to another request before the dev
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from shared.primitives.errors import InvariantError
 from shared.primitives.state_table import StateName
@@ -41,6 +41,8 @@ MOVES: dict[PageState, tuple[PageState, ...]] = {
 }
 _ALLOCATED_AS = (PageState.OWNED, PageState.ARRIVING, PageState.COPYING)
 _RETIRED_FROM = (*_ALLOCATED_AS, PageState.TREE, PageState.QUARANTINED)
+_STATES = tuple(PageState)
+_CODES = {state: code for code, state in enumerate(_STATES)}  # FREE is 0
 
 
 def pages_for_tokens(tokens: int, page_size: int) -> int:
@@ -54,7 +56,7 @@ class PagePool:
     def __init__(self, total: int):
         self.total = total
         self.completed = 0  # the last step known to have completed
-        self._states = [PageState.FREE] * total
+        self._codes = bytearray(total)  # of their states: a byte a page is counted at the speed of memory
         self._counts = dict.fromkeys(PageState, 0) | {PageState.FREE: total}
         self._free = deque(range(total))
         self._retiring: dict[int, list[int]] = {}  # by the step they wait for
@@ -74,12 +76,12 @@ class PagePool:
 
     def state(self, page: int) -> PageState:
         """The state of one page."""
-        return self._states[page]
+        return _STATES[self._codes[page]]
 
     def not_in(self, state: PageState, pages: Iterable[int]) -> list[int]:
         """The pages among `pages` that are in another state."""
-        states = self._states
-        return [page for page in pages if states[page] is not state]
+        code, codes = _CODES[state], self._codes
+        return [page for page in pages if codes[page] != code]
 
     def allocate(self, count: int, state: PageState) -> list[int]:
         """Take `count` free pages into `state`; raises `InvariantError` if fewer are free."""
@@ -121,8 +123,7 @@ class PagePool:
         """Prove that every page is accounted for exactly once; raises `InvariantError` naming the page."""
         if sum(self._counts.values()) != self.total:
             raise InvariantError(f"{self.total} pages, but the states add up to {self._counts}")
-        met = dict.fromkeys(self._counts, 0)
-        met.update(Counter(self._states))
+        met = {state: self._codes.count(code) for state, code in _CODES.items()}
         if met != self._counts:
             raise InvariantError(f"page states {met}, but counted {self._counts}")
         self._check_listed("free list", self._free, PageState.FREE)
@@ -132,23 +133,22 @@ class PagePool:
         if overdue:
             raise InvariantError(f"pages still wait for completed steps {overdue}")
 
-    def _check_listed(self, name: str, pages: Sequence[int], state: PageState) -> None:
+    def _check_listed(self, name: str, pages: Collection[int], state: PageState) -> None:
         for page in self.not_in(state, pages)[:1]:
-            raise InvariantError(f"page {page} is in the {name} but {self._states[page].name}")
+            raise InvariantError(f"page {page} is in the {name} but {self.state(page).name}")
         if len(set(pages)) != len(pages):
             raise InvariantError(f"page {Counter(pages).most_common(1)[0][0]} is twice in the {name}")
         if len(pages) != self._counts[state]:
             raise InvariantError(f"{len(pages)} pages in the {name}, but {self._counts[state]} {state.name}")
 
     def _transfer(self, pages: Iterable[int], before: PageState, after: PageState) -> None:
+        codes, code, next_code = self._codes, _CODES[before], _CODES[after]
         count = 0
         for page in pages:
-            met = self._states[page]
-            if met is not before:
-                raise InvariantError(
-                    f"page {page} is {met.name}, not {before.name} on its way to {after.name}"
-                )
-            self._states[page] = after
+            if codes[page] != code:
+                met = self.state(page).name
+                raise InvariantError(f"page {page} is {met}, not {before.name} on its way to {after.name}")
+            codes[page] = next_code
             count += 1
         self._counts[before] -= count
         self._counts[after] += count

@@ -195,11 +195,13 @@ class RadixCache:
         pending = [self._root]
         while pending:
             node = pending.pop()
-            self._check_node(node)
+            if len(node.token_ids) != len(node.pages) * self.page_size:
+                raise InvariantError(f"{len(node.token_ids)} tokens on pages {node.pages}")
             pages += node.pages
             if not node.lock_count:
                 evictable += len(node.pages)
             if node.children:
+                self._check_children(node)
                 nodes += len(node.children)
                 pending += node.children.values()
         for page in self.pool.not_in(PageState.TREE, pages)[:1]:
@@ -213,12 +215,11 @@ class RadixCache:
                 f"{evictable} pages unlocked in {nodes} nodes, counted {self.evictable} in {self._nodes}"
             )
 
-    def _check_node(self, node: Node) -> None:
-        if len(node.token_ids) != len(node.pages) * self.page_size:
-            raise InvariantError(f"{len(node.token_ids)} tokens on pages {node.pages}")
-        locks = 0
+    def _check_children(self, node: Node) -> None:
+        locks, size = 0, self.page_size
         for key, child in node.children.items():
-            if child.parent is not node or key != self._child_key(child) or not child.attached:
+            own_key = child.extra_key, child.token_ids[:size]
+            if child.parent is not node or key != own_key or not child.attached:
                 raise InvariantError(f"node of pages {child.pages} does not hang where it says")
             locks += child.lock_count
         if node.lock_count < locks:

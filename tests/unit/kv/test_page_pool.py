@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.kv.page_pool import MOVES, PagePool, PageState
+from shared.kv.page_pool import _CODES, MOVES, PagePool, PageState
 from shared.primitives.errors import InvariantError
 
 FREE, TREE, OWNED = PageState.FREE, PageState.TREE, PageState.OWNED
@@ -162,7 +162,9 @@ def test_counts_tell_every_state() -> None:
         ),
         pytest.param(lambda pool: pool._free.pop(), "2 pages in the free list, but 3 FREE", id="leaked"),
         pytest.param(
-            lambda pool: pool._states.__setitem__(0, TREE), "page states .* but counted", id="state changed"
+            lambda pool: pool._codes.__setitem__(0, _CODES[TREE]),
+            "page states .* but counted",
+            id="state changed",
         ),
         pytest.param(
             lambda pool: pool._counts.__setitem__(FREE, 9), "5 pages, but the states add up", id="miscounted"
