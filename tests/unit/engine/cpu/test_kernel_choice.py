@@ -81,9 +81,10 @@ def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_two_builds_at_once_compile_once(tmp_path: Path) -> None:
     compilers = tmp_path / "compilers"
-    script = tmp_path / "counting"
+    script = tmp_path / "counting"  # writes the file that its last argument names, after a while
     script.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo x >> {compilers};; esac\nexec g++ "$@" -O0\n'
+        f'#!/bin/sh\ncase "$*" in *--version*) exit;; esac\n'
+        f'echo x >> {compilers}\nsleep 1\nfor last; do :; done\n: > "$last"\n'
     )
     script.chmod(0o755)
     program = "import sys; from shared.engine.native.build import *; build(choose('plain'), sys.argv[1])"

@@ -113,9 +113,9 @@ def test_the_chosen_token_passes_every_filter(top_k: int, top_p: float, min_p: f
     assert float(kept[token]) >= min_p * float(kept.max()) * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-def test_frequencies_follow_the_softmax(temperature: float) -> None:
-    draws = 20_000
+# The noise is the same at each temperature, so one of them needs many draws.
+@pytest.mark.parametrize(("temperature", "draws"), [(0.7, 4000), (1.0, 20_000), (1.6, 4000)])
+def test_frequencies_follow_the_softmax(temperature: float, draws: int) -> None:
     sampler = Sampler(slots=1, vocab_size=8, eos_token_ids=[])
     logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5, 0.5, -3.0, 1.5]])
     sampler.join(SlotJoin(0, (), 0, params_of(temperature=temperature), 0))
