@@ -187,6 +187,7 @@ class VirtualCluster:
         return {
             "prefix_hit_share": _share(cached, cached + computed),
             "retractions": sum(each.counters.retractions for each in decodes),
+            "recomputed": sum(each.counters.recomputed for each in decodes),
             "no_room_refusals": sum(each.counters.no_room for each in decodes),
             "decode_rows": rows,
             "rows_without_page": without,

@@ -36,12 +36,13 @@ class StepTimes:
     copied_page: float = 0.0002  # to host memory, and back
 
     def of(self, batch: ScheduleBatch) -> float:
-        """What the device takes for `batch`. Joins alone take no time."""
+        """What the device takes for `batch`: passes of both kinds one after the other. Joins alone take no time."""
+        seconds = 0.0
         if batch.extend:
-            return self.extend + self.extend_token * sum(len(row.token_ids) for row in batch.extend)
+            seconds += self.extend + self.extend_token * sum(len(row.token_ids) for row in batch.extend)
         if batch.decode_slots:
-            return self.decode + self.decode_row * len(batch.decode_slots)
-        return 0.0
+            seconds += self.decode + self.decode_row * len(batch.decode_slots)
+        return seconds
 
 
 @dataclass(slots=True)

@@ -101,7 +101,10 @@ def _first_token(figures: Mapping[str, Figures]) -> Figures:
 
 
 def _outgrown_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
-    """Twelve chats grow until only four of them fit; six prompts of 4,400 tokens come meanwhile."""
+    """Twelve chats grow until only four of them fit; six prompts of 4,400 tokens come meanwhile.
+
+    Once with host memory for all that is retracted, and once with as much as is the default.
+    """
 
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         chats = [(0.05 * number, "chat", rng.randint(50, 300)) for number in range(12)]
@@ -117,20 +120,28 @@ def _outgrown_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
                 kind=kind,
             )
 
+    worker = WorkerShape(
+        config=DecodeConfig(), pool_tokens=SMALL_POOL, times=MEDIUM, page_bytes=370_000, host_share=4.0
+    )
     shape = ClusterShape(
         prefill=WorkerShape(config=PREFILL, pool_tokens=SMALL_POOL, times=MEDIUM, page_bytes=370_000),
-        decode=WorkerShape(
-            config=DecodeConfig(), pool_tokens=SMALL_POOL, times=MEDIUM, page_bytes=370_000, host_share=4.0
-        ),
+        decode=worker,
         trace=trace,
         seconds=40,
     )
-    return {"outgrown": shape}
+    return {"outgrown": shape, "recomputed": replace(shape, decode=replace(worker, host_share=0.25))}
 
 
 def _pauses(figures: Mapping[str, Figures]) -> Figures:
-    outgrown = figures["outgrown"]
-    return {"pause_max": outgrown["pause_max"], "broken_share": broken_share(outgrown)}
+    outgrown, recomputed = figures["outgrown"], figures["recomputed"]
+    return {
+        "pause_max": outgrown["pause_max"],
+        "pause_max_recomputed": recomputed["pause_max"],
+        "seconds_by_those_copied": round(
+            number(recomputed, "virtual_seconds") / number(outgrown, "virtual_seconds"), 2
+        ),
+        "broken_share": broken_share(outgrown) + broken_share(recomputed),
+    }
 
 
 # ---- more than decode can do ----

@@ -203,8 +203,17 @@ GATES = (
     Gate(
         scenario="outgrown_pool",
         size=ScenarioSize(),
-        at_most=(("pause_max", 10.0), ("broken_share", 0.0)),
-        occurred=(("outgrown", "retractions"), ("outgrown", "chat", "outcomes", "stop")),
+        at_most=(
+            ("pause_max", 10.0),
+            ("pause_max_recomputed", 15.0),
+            ("seconds_by_those_copied", 2.0),
+            ("broken_share", 0.0),
+        ),
+        occurred=(
+            ("outgrown", "retractions"),
+            ("outgrown", "chat", "outcomes", "stop"),
+            ("recomputed", "recomputed"),
+        ),
     ),
     Gate(
         scenario="overload_2",
