@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.process.settings import Fraction, PositiveInt, Seconds
+from shared.process.settings import Count, Fraction, PositiveInt, Seconds
 from shared.worker.worker_config import WorkerConfig
 
 
@@ -15,6 +15,11 @@ class DecodeConfig(WorkerConfig):
     """Segue's decode worker: fetches KV pages and generates."""
 
     groups: ClassVar[Mapping[str, str]] = {"device and memory": "host_fraction"}
+    defaults_on_cuda: ClassVar[dict[str, object]] = {
+        **WorkerConfig.defaults_on_cuda,
+        "local_tokens_max": 2048,
+        "itl_target_seconds": 0.04,
+    }
 
     fetch_seconds_max: Seconds = Field(
         default=10.0,
@@ -30,6 +35,16 @@ class DecodeConfig(WorkerConfig):
         ge=0.0,
         le=16.0,
         description="Pages in host memory for each page of the pool. Retracted requests are kept there.",
+    )
+    local_tokens_max: Count = Field(
+        default=512,
+        description="Tokens that one step may compute again of retracted requests for which host memory had no room. "
+        "0: none, and a prefill worker computes them again. On cuda 2048 unless it is set.",
+    )
+    itl_target_seconds: Seconds = Field(
+        default=0.1,
+        description="Seconds within which streams get their next token while others are computed again beside them. "
+        "On cuda 0.04 unless it is set.",
     )
     retract_steps: PositiveInt = Field(
         default=10,

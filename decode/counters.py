@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from shared.batch.schedule_batch import ForwardMode
 from shared.kv.leases import LeaseCounters
 from shared.primitives.metric_fields import (
     CACHED_TOKENS,
+    EXTEND_TOKENS,
     FETCHED_BYTES,
     GENERATED_TOKENS,
     MIGRATIONS,
@@ -54,6 +56,9 @@ class DecodeCounters(LeaseCounters):
     )
     decode_steps: int = counted(STEPS, mode="decode")
     prebuilt_steps: int = counted(STEPS, mode="prebuilt")
+    mixed_steps: int = counted(STEPS, mode="mixed")
+    extend_steps: int = counted(STEPS, mode="extend")
+    extend_tokens: int = counted(EXTEND_TOKENS)
     rows_without_page: int = total(
         "segue_rows_without_page_total", "Rows that missed a decode step because they lacked a page."
     )
@@ -72,6 +77,10 @@ class DecodeCounters(LeaseCounters):
         "segue_turns_total", "Running requests that left for a retracted one because their turn was over."
     )
     backups: int = total("segue_backups_total", "Retracted requests whose pages were copied to host memory.")
+    recomputed: int = total(
+        "segue_recomputed_total",
+        "Retracted requests without room in host memory that were computed again here.",
+    )
     resumes: int = total("segue_resumes_total", "Retracted requests that run again.")
     returned_to_router: int = total(
         "segue_returned_to_router_total",
@@ -82,3 +91,15 @@ class DecodeCounters(LeaseCounters):
         "segue_transfer_seconds",
         "Seconds from when a decode worker received a baton until all pages were in its memory.",
     )
+
+    def count_step(self, mode: ForwardMode) -> None:
+        """A step is planned."""
+        match mode:
+            case ForwardMode.DECODE:
+                self.decode_steps += 1
+            case ForwardMode.MIXED:
+                self.mixed_steps += 1
+            case ForwardMode.EXTEND:
+                self.extend_steps += 1
+            case ForwardMode.PREBUILT:
+                self.prebuilt_steps += 1

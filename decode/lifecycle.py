@@ -27,6 +27,10 @@ class DecodeState(StateName):
     RETRACTING = "retracting"  # out of the batch, for lack of pages; its last step has not settled
     BACKING_UP = "backing_up"  # its pages are being copied to host memory
     RETRACTED = "retracted"  # its pages lie in host memory
+    QUEUED = (
+        "queued"  # retracted without room in host memory: it holds nothing, and is to be computed again here
+    )
+    EXTENDING = "extending"  # in a slot with pages for all its tokens, which are being computed again
     RESTORING = "restoring"  # in a slot, its pages are being copied back
     ABORTING = "aborting"  # cancelled while its pages are being copied
     FINISHED = "finished"  # all its tokens are sampled
@@ -56,6 +60,9 @@ class DecodeEvent(StateName):
     RETRACTED = "Retracted"
     BACKUP_STARTED = "BackupStarted"
     HOST_FULL = "HostFull"
+    QUEUED = "Queued"
+    RECOMPUTE_STARTED = "RecomputeStarted"
+    RECOMPUTED = "Recomputed"
     BACKED_UP = "BackedUp"
     RESTORE_STARTED = "RestoreStarted"
     RESTORED = "Restored"
@@ -103,6 +110,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         _S.RETRACTING: {
             _E.BACKUP_STARTED: _S.BACKING_UP,
             _E.HOST_FULL: _S.REFUSED,
+            _E.QUEUED: _S.QUEUED,
             _E.FINISHED: _S.FINISHED,
             _E.FAILED: _S.FAILED,
         },
@@ -113,6 +121,16 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         _S.RETRACTED: {
             _E.RESTORE_STARTED: _S.RESTORING,
             _E.DEADLOCKED: _S.REFUSED,
+            _E.CANCELLED: _S.CANCELLED,
+        },
+        _S.QUEUED: {
+            _E.RECOMPUTE_STARTED: _S.EXTENDING,
+            _E.ALL_CACHED: _S.JOINING,
+            _E.DEADLOCKED: _S.REFUSED,
+            _E.CANCELLED: _S.CANCELLED,
+        },
+        _S.EXTENDING: {
+            _E.RECOMPUTED: _S.JOINING,
             _E.CANCELLED: _S.CANCELLED,
         },
         _S.RESTORING: {

@@ -1,12 +1,14 @@
 """When KV memory runs short: which requests are retracted, where their pages go, and how they come back.
 
     running ─► retracting (its step in flight settles) ─► backing_up ─► retracted ─► restoring ─► joins again
-                  └─ may still finish                       └─ no room in host memory: returned to the router
+                  ├─ may still finish                                                     ▲
+                  └─ no room in host memory ─► queued ─► extending (`recomputation`) ─────┘
 
-Pages go to host memory and return without recomputation. Retracted requests stand in line: they resume first in,
-first out, before anything new is admitted. Requests below their tenant's share are the exception: a limited number of
-them is backfilled meanwhile. Where the first in line does not fit for the length of a turn, running ones leave for it
-(`turns`), as far as host memory has room for their pages.
+Pages go to host memory and return without recomputation. Where that is full, a request keeps nothing, and its tokens
+are computed again in its turn; a worker that does not do so returns it to the router. Retracted requests stand in line:
+they resume first in, first out, before anything new is admitted. Requests below their tenant's share are the exception:
+a limited number of them is backfilled meanwhile. Where the first in line does not fit for the length of a turn, running
+ones leave for it (`turns`); on a worker that computes nothing again, as far as host memory has room for their pages.
 
 When pages run short, victims are those whose turn is over, and where there is none, those that were retracted seldom:
 else a large one would never end among many small ones. Of these the tenant that holds most loses one: whose turn has
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
+from decode.recomputation import Recomputation
 from decode.turns import Turns
 from shared.batch.effects import Backup, Restore, WorkerEffect
 from shared.batch.req import Req
@@ -53,19 +56,22 @@ class Retraction:
     pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     turns: Turns
+    recomputation: Recomputation
     growth_within: Callable[
         [Collection[Req], float], int
     ]  # pages that requests are expected to take in seconds
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _backfilled: int = 0
     _copies: dict[int, _Copy] = field(default_factory=dict)
-    _retracted: deque[tuple[Req, list[int]]] = field(default_factory=deque)  # with their host pages
+    _line: deque[tuple[Req, list[int]]] = field(
+        default_factory=deque
+    )  # with their host pages; one to be computed again has none
     _next_copy_id: int = 1
 
     @property
     def active(self) -> bool:
         """Whether a retracted request has not returned: meanwhile only those below their share come in."""
-        return bool(self.settling or self._retracted or self._copies)
+        return bool(self.settling or self._line or self._copies or self.recomputation.extending)
 
     @property
     def backfilled(self) -> int:
@@ -84,18 +90,26 @@ class Retraction:
     @property
     def count(self) -> int:
         """Requests that were retracted and have not returned."""
-        return len(self.settling) + len(self._copies) + len(self._retracted)
+        return len(self.settling) + len(self._copies) + len(self._line) + len(self.recomputation.extending)
 
     @property
-    def retracted(self) -> list[Req]:
-        """Requests whose pages lie in host memory, in the order in which they resume."""
-        return [req for req, _ in self._retracted]
+    def line(self) -> list[Req]:
+        """Requests that hold no pages of the pool, in the order in which they resume."""
+        return [req for req, _ in self._line]
+
+    @property
+    def in_line(self) -> Mapping[DecodeState, list[Req]]:
+        """Requests in line, by state."""
+        return {
+            state: [req for req in self.line if req.state is state]
+            for state in (DecodeState.RETRACTED, DecodeState.QUEUED)
+        }
 
     @property
     def paused(self) -> list[Req]:
-        """Requests that do not run and have no step in flight: in line, or on the way there."""
+        """Requests that do not decode and have no step in flight that does: in line, or on the way there or back."""
         backing_up = [copy.req for copy in self._copies.values() if copy.req.state is DecodeState.BACKING_UP]
-        return [*self.retracted, *backing_up]
+        return [*self.line, *backing_up, *self.recomputation.extending]
 
     @property
     def copied(self) -> Mapping[DecodeState, list[Req]]:
@@ -153,23 +167,32 @@ class Retraction:
         return min(of_heaviest, key=lambda req: (req.output_len, -req.prompt_len, req.sequence))
 
     def start_backups(self) -> list[Req]:
-        """Back up the requests whose last step has settled; returns those for which host memory has no room."""
+        """Back up the requests whose last step has settled, or queue them where host memory has no room for them.
+
+        Returns those that can neither be backed up nor computed again here.
+        """
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
-        return [req for req in settled if not self._back_up(req)]
+        without_room = [req for req in settled if not self._back_up(req)]
+        if not self.recomputation.enabled:
+            return without_room
+        for req in without_room:
+            self._queue(req)
+        return []
 
     # ---- turns ----
 
     def look(self, running: Iterable[Req]) -> None:
         """Note whose turn begins, and who waits."""
-        self.turns.look(running if self.active else (), self.retracted, self.count)
+        self.turns.look(running if self.active else (), self.line, self.count)
 
     def take_turns(self, running: Collection[Req], present: Collection[Req], *, has_slot: bool) -> list[Req]:
         """Retract those whose turn is over, until the first in line fits beside the others; none if it would not fit.
 
         `present` are all that hold pages and do not leave by themselves. Returns those that leave.
         """
-        if not self._retracted or not self.turns.has_waited(head := self._retracted[0][0]):
+        if not self._line or not self.turns.has_waited(head := self._line[0][0]):
             return []
+        present = [*present, *self._returning]
         lacking = self._lacking(head) + self._growth_beside(present) - self.pages_soon_free()
         if lacking <= 0 and (has_slot or self.settling):
             return []
@@ -179,14 +202,23 @@ class Retraction:
         self.counters.turns += len(leaving)
         return leaving
 
+    @property
+    def _returning(self) -> list[Req]:
+        """Requests that have pages for all their tokens, and do not run yet."""
+        restoring = [copy.req for copy in self._copies.values() if copy.restoring]
+        return [*restoring, *self.recomputation.extending]
+
     def _leaving_for(self, head: Req, running: Iterable[Req], present: Collection[Req]) -> list[Req]:
-        """As few as make room for `head`, and no more than host memory has room for; none if that is not enough."""
+        """As few as make room for `head`; none if all are not enough.
+
+        No more than host memory has room for, unless they can be computed again here.
+        """
         staying, leaving = list(present), list[Req]()
         host_free = self.host.free - sum(self.memory.pages_for(req.launched_len) for req in self.settling)
         lacking = self._lacking(head) - self.pages_soon_free()
         for req in self.turns.over(req for req in running if req.launched_len < req.final_kv_len):
             host_free -= self.memory.pages_for(req.launched_len)
-            if host_free < 0:
+            if host_free < 0 and not self.recomputation.enabled:
                 return []
             staying.remove(req)
             leaving.append(req)
@@ -213,33 +245,37 @@ class Retraction:
 
     def resume(self, present: list[Req]) -> Req | None:
         """Bring the first retracted request back if its pages fit beside the growth of `present`; returns it."""
-        if not self._retracted:
+        if not self._line:
             return None
-        restoring = [copy.req for copy in self._copies.values() if copy.restoring]
-        growth_pages = self._growth_beside([*present, *restoring])
+        growth_pages = self._growth_beside([*present, *self._returning])
         if self.memory.available_pages < growth_pages:
             return None
-        req, host_pages = self._retracted[0]
+        req, host_pages = self._line[0]
         self.memory.match(req, req.kv_len)
         cached = len(req.pages)
-        missing = len(host_pages) - cached
+        missing = self.memory.pages_for(req.kv_len) - cached
         fits = self.memory.available_pages >= missing + growth_pages
-        pages = self.memory.allocate(req, missing, PageState.COPYING) if fits else None
+        copied = req.state is DecodeState.RETRACTED
+        state = PageState.COPYING if copied else PageState.OWNED
+        pages = self.memory.allocate(req, missing, state) if fits else None
         if pages is None:
             self.memory.release(req)
             return None
-        self._retracted.popleft()
-        self.states.advance(req, DecodeEvent.RESTORE_STARTED)
-        self._copy(
-            _Copy(req, host_pages, restoring=True, began=self.turns.now), Restore, host_pages[cached:], pages
-        )
-        self.host.move(host_pages, PageState.OWNED, PageState.COPYING)
+        self._line.popleft()
+        if copied:
+            self._restore(req, host_pages, cached, pages)
+        elif missing:
+            self.states.advance(req, DecodeEvent.RECOMPUTE_STARTED)
+            self.recomputation.start(req)
+        else:
+            self.states.advance(req, DecodeEvent.ALL_CACHED)
+            self.counters.resumes += 1
         return req
 
     def drop(self, req: Req) -> None:
-        """Release the host pages of a retracted request."""
-        entry = next(entry for entry in self._retracted if entry[0] is req)
-        self._retracted.remove(entry)
+        """Take a request out of the line; its host pages are free."""
+        entry = next(entry for entry in self._line if entry[0] is req)
+        self._line.remove(entry)
         self.host.retire(entry[1], PageState.OWNED, after_step=0)
 
     # ---- copies ----
@@ -250,19 +286,26 @@ class Retraction:
         self.turns.copied("restore" if copy.restoring else "backup", copy.began)
         return self._on_restored(copy) if copy.restoring else self._on_backed_up(copy)
 
+    def on_recomputed(self, req: Req, seconds: float) -> None:
+        """A request that was queued has its KV again; the device has spent so many seconds on it."""
+        self.turns.returned(seconds)
+        self.counters.resumes += 1
+        self.states.advance(req, DecodeEvent.RECOMPUTED)
+
     def _on_backed_up(self, copy: _Copy) -> Req:
         req = copy.req
         self.memory.release(req, PageState.COPYING)
         self.host.move(copy.host_pages, PageState.COPYING, PageState.OWNED)
         self.states.advance(req, DecodeEvent.BACKED_UP)
         if req.state is DecodeState.RETRACTED:
-            self._retracted.append((req, copy.host_pages))
+            self._line.append((req, copy.host_pages))
         else:
             self.host.retire(copy.host_pages, PageState.OWNED, after_step=0)
         return req
 
     def _on_restored(self, copy: _Copy) -> Req:
         req = copy.req
+        self.turns.returned(0.0)
         self.host.retire(copy.host_pages, PageState.COPYING, after_step=0)
         self.memory.pool.move(req.owned, PageState.COPYING, PageState.OWNED)
         self.counters.resumes += 1
@@ -277,6 +320,21 @@ class Retraction:
         self.counters.retractions += 1
         self.states.advance(req, DecodeEvent.RETRACTED)
         self.settling.append(req)
+
+    def _queue(self, req: Req) -> None:
+        """Put a request in line that keeps nothing but what the tree keeps of it."""
+        self.settling.remove(req)
+        self.memory.commit(req)
+        self.memory.release(req)
+        self.states.advance(req, DecodeEvent.QUEUED)
+        self._line.append((req, []))
+
+    def _restore(self, req: Req, host_pages: list[int], cached: int, pages: list[int]) -> None:
+        """Copy what is not cached back to these pages."""
+        self.states.advance(req, DecodeEvent.RESTORE_STARTED)
+        copy = _Copy(req, host_pages, restoring=True, began=self.turns.now)
+        self._copy(copy, Restore, host_pages[cached:], pages)
+        self.host.move(host_pages, PageState.OWNED, PageState.COPYING)
 
     def _back_up(self, req: Req) -> bool:
         count = self.memory.pages_for(req.kv_len)

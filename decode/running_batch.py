@@ -13,14 +13,17 @@ applies joins in the order of the steps. It knows nothing of routers, fetches or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
 from shared.batch.req import Req
-from shared.batch.schedule_batch import ForwardMode, PageGrant, ScheduleBatch, SlotJoin
+from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.kv.kv_memory import KvMemory
 from shared.scheduling.request_states import RequestStates
+
+# Of a step's number and its rows that decode: what it computes beside them.
+PlanExtends = Callable[[int, int], tuple[tuple[SlotJoin, ...], tuple[ExtendRow, ...]]]
 
 
 class RunningBatch:
@@ -91,10 +94,10 @@ class RunningBatch:
         self._starting += self.joining
         self.joining = []
 
-    def next_step(self) -> ScheduleBatch | None:
-        """One token for every request that has a page for it; None if there is neither a row nor a join.
+    def next_step(self, plan_extends: PlanExtends) -> ScheduleBatch | None:
+        """One token for every request that has a page for it, and beside them what `plan_extends` says.
 
-        Those that end by length with the step in flight have no row.
+        Those that end by length with the step in flight have no row. None: there is neither a row nor a join.
         """
         joins = self._joins()  # their pages as they are before this step's grants
         at_bound = [req for req in self.running.values() if req.launched_len >= req.launched_max]
@@ -106,13 +109,10 @@ class RunningBatch:
             rows = [req for req in rows if req.rid not in sits_out]
         for req in rows:
             req.launched_len += 1
-        if rows:
-            self._counters.decode_steps += 1
-            return self._step(ForwardMode.DECODE, rows, joins, tuple(grants))
-        if joins:
-            self._counters.prebuilt_steps += 1
-            return self._step(ForwardMode.PREBUILT, rows, joins, tuple(grants))
-        return None
+        extend_joins, extends = plan_extends(self._memory.launched_step + 1, len(rows))
+        if not (rows or joins or extends):
+            return None
+        return self._step(rows, joins + extend_joins, tuple(grants), extends)
 
     def settle(self, step: int, sat_out: Collection[int] = ()) -> list[Req]:
         """The rows of a step that has settled, in their order; those that `sat_out` have not got the step's token."""
@@ -143,12 +143,17 @@ class RunningBatch:
 
     def _step(
         self,
-        mode: ForwardMode,
         rows: list[Req],
         joins: tuple[SlotJoin, ...],
         grants: tuple[PageGrant, ...],
+        extends: tuple[ExtendRow, ...],
     ) -> ScheduleBatch:
+        if rows:
+            mode = ForwardMode.MIXED if extends else ForwardMode.DECODE
+        else:
+            mode = ForwardMode.EXTEND if extends else ForwardMode.PREBUILT
+        self._counters.count_step(mode)
         self._memory.launched_step += 1
         self._planned[self._memory.launched_step] = rows
         slots = [req.slot for req in rows if req.slot is not None]
-        return ScheduleBatch(self._memory.launched_step, mode, joins, grants, decode_slots=slots)
+        return ScheduleBatch(self._memory.launched_step, mode, joins, grants, extends, slots)

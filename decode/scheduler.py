@@ -28,13 +28,14 @@ from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, Decode
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.pauses import Pauses
+from decode.recomputation import Recomputation
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
 from decode.turns import Turns
 from shared.batch.effects import Send, WorkerEffect
 from shared.batch.req import Req
-from shared.batch.schedule_batch import ScheduleBatch
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool, PageState
@@ -81,6 +82,9 @@ class DecodeScheduler:
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
+        self._recomputation = Recomputation(
+            memory, counters, config.local_tokens_max, config.itl_target_seconds
+        )
         self._retraction = Retraction(
             memory,
             self.host,
@@ -91,6 +95,7 @@ class DecodeScheduler:
             self._admission.pages_kept,
             config.retractions_max,
             Turns(config.turn_seconds),
+            self._recomputation,
             self._admission.growth_within,
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
@@ -132,8 +137,7 @@ class DecodeScheduler:
         self._retraction.turns.now = now
         req = self._retraction.on_copy(copy_id)
         if req.state is DecodeState.JOINING:
-            self._batch.join(req)
-            self._admission.invalidate_sums()
+            self._join_again(req)
         elif req.state is DecodeState.CANCELLED:  # while its pages were copied
             self._forget(req)
 
@@ -169,9 +173,12 @@ class DecodeScheduler:
         self._lease_settled(now)
         if self._take_turns() | self._retract_until_fits():
             self._back_up_settled()
-        batch = self._batch.next_step()
+        batch = self._batch.next_step(self._recomputation.plan)
         if batch is not None:
-            self._admission.on_step(now)
+            if batch.mode is ForwardMode.EXTEND:
+                self._admission.invalidate_sums()
+            else:
+                self._admission.on_step(now)
             return batch
         self._admission.invalidate_sums()
         if deadlocked := self._deadlocked():
@@ -183,6 +190,9 @@ class DecodeScheduler:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
         self._now = self._retraction.turns.now = now
         rows = self._batch.settle(batch.step, sampled.sat_out)
+        for req, seconds in self._recomputation.settle(batch, sampled.seconds):
+            self._retraction.on_recomputed(req, seconds)
+            self._join_again(req)
         self._admission.on_change()
         for row, why in sampled.failed.items():
             self._fail(rows[row], why)
@@ -324,6 +334,11 @@ class DecodeScheduler:
         self.counters.transfer_seconds.append(arrived.fetch_seconds)
         self._effects.append(Send(req.router, arrived.joined))
 
+    def _join_again(self, req: Req) -> None:
+        """A retracted request has its KV again."""
+        self._batch.join(req)
+        self._admission.invalidate_sums()
+
     # ---- slots and pages ----
 
     def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
@@ -347,6 +362,8 @@ class DecodeScheduler:
         """Give slots to the retracted requests whose pages fit again."""
         while self._has_slot_to_resume() and (req := self._retraction.resume(self._batch.reqs)):
             self._batch.take_slot(req)
+            if req.state is DecodeState.JOINING:  # all of it was cached
+                self._join_again(req)
 
     def _has_slot_to_resume(self) -> bool:
         kept = self._admission.slots_kept if self._batch.slots_used else 0
@@ -379,7 +396,7 @@ class DecodeScheduler:
         retiring = self.memory.pool.count(PageState.RETIRING)
         if self._batch.in_flight or retiring or self._transfer_queue.transferring or self._retraction.copying:
             return None
-        return next(iter([*self._batch.running.values(), *self._retraction.retracted]), None)
+        return next(iter([*self._batch.running.values(), *self._retraction.line]), None)
 
     def _load(self) -> Load:
         """The load that the routers are told."""
@@ -418,8 +435,11 @@ class DecodeScheduler:
             case DecodeState.RETRACTING:
                 self._retraction.settling.remove(req)
                 self._release_computed(req)
-            case DecodeState.RETRACTED:
+            case DecodeState.RETRACTED | DecodeState.QUEUED:
                 self._retraction.drop(req)
+            case DecodeState.EXTENDING:
+                self._recomputation.leave(req)
+                self._release_computed(req)
             case state:
                 raise InvariantError(f"request {req.rid} cannot give up what it holds: it is {state}")
 
@@ -438,7 +458,8 @@ class DecodeScheduler:
             DecodeState.LEASED: self.leases.reqs,
             DecodeState.RETRACTING: self._retraction.settling,
             **self._retraction.copied,
-            DecodeState.RETRACTED: self._retraction.retracted,
+            **self._retraction.in_line,
+            DecodeState.EXTENDING: self._recomputation.extending,
         }
 
     def _check_resources(self) -> None:

@@ -5,8 +5,9 @@
 
 Those that leave go to the end of the line, so nobody waits for more turns than there are requests. The length of a turn
 T follows from how many run and wait: all should have had one within `ROTATION_TURNS` times `turn_seconds`. It is never
-so short that copies to host memory and back take more than a twentieth of it, and it lasts until a token has come: one
-that leaves whenever its mask is late would never go on. While nobody waits there are no turns.
+so short that copies to host memory and back take more than a twentieth of it, or that a third of the device's time is
+spent on computing again what host memory had no room for. It lasts until a token has come: one that leaves whenever its
+mask is late would never go on. While nobody waits there are no turns.
 
 This file counts seconds. It knows no pages and retracts nobody; `retraction` does.
 """
@@ -19,6 +20,8 @@ from shared.batch.req import Req
 
 ROTATION_TURNS = 4  # of `turn_seconds`: in so long all that run and wait should have had a turn
 COPIES_PER_TURN = 20  # a turn is as many times as long as a copy to host memory and one back
+RETURNS_PER_TURN = 2  # a turn is as many times as long as all that run took to be computed again
+RETURNS = 8  # that the average of their seconds remembers
 LAST_COPY = 0.5  # weight of the last copy in the average of its kind
 
 
@@ -33,6 +36,8 @@ class Turns:
         self._waiting: dict[Req, float] = {}
         self._out = 0  # retracted requests, those that are being copied included
         self._copy_seconds = {"backup": 0.0, "restore": 0.0}
+        self._return_seconds = 0.0  # of the device: what it costs on average that a request returns
+        self._returns = 0
 
     def look(self, running: Iterable[Req], waiting: Iterable[Req], out: int) -> None:
         """Note who runs and who waits now; `out` have been retracted and have not returned. 0 ends all turns."""
@@ -46,12 +51,18 @@ class Turns:
         average = self._copy_seconds[kind]
         self._copy_seconds[kind] += (self.now - began - average) * (LAST_COPY if average else 1.0)
 
+    def returned(self, seconds: float) -> None:
+        """A request runs again; the device has computed for so many seconds what it had been deprived of."""
+        self._returns = min(self._returns + 1, RETURNS)
+        self._return_seconds += (seconds - self._return_seconds) / self._returns
+
     @property
     def seconds(self) -> float:
         """How long a turn is now."""
         rotation = ROTATION_TURNS * self._turn_seconds * max(1, len(self._began)) / max(1, self._out)
         copies = COPIES_PER_TURN * sum(self._copy_seconds.values())
-        return max(copies, min(self._turn_seconds, rotation))
+        returns = RETURNS_PER_TURN * max(1, len(self._began)) * self._return_seconds
+        return max(copies, returns, min(self._turn_seconds, rotation))
 
     def has_waited(self, req: Req) -> bool:
         """Whether a request in line has waited for as long as a turn is."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shared.kv.leases import LeaseCounters
 from shared.primitives.metric_fields import (
     CACHED_TOKENS,
+    EXTEND_TOKENS,
     PREFILL_COMPUTE_SECONDS,
     PREFILL_QUEUE_SECONDS,
     REQUESTS,
@@ -28,7 +29,7 @@ class PrefillCounters(LeaseCounters):
     refused: int = counted(REQUESTS, outcome="refused")
     cancelled: int = counted(REQUESTS, outcome="cancelled")
     extend_steps: int = counted(STEPS, mode="extend")
-    extend_tokens: int = total("segue_extend_tokens_total", "Tokens that EXTEND steps computed.")
+    extend_tokens: int = counted(EXTEND_TOKENS)
     chunks: int = total("segue_chunks_total", "EXTEND rows that were not the last of their request.")
     cached_tokens: int = counted(CACHED_TOKENS)
     prefill_queue_seconds: deque[float] = observed(PREFILL_QUEUE_SECONDS)

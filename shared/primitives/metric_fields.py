@@ -149,6 +149,9 @@ STALE_BATONS = CounterMetric(
     "segue_stale_batons_total", "Batons that could not be used, by cause.", ("cause",)
 )
 STEPS = CounterMetric("segue_steps_total", "Device steps, by forward mode.", ("mode",))
+EXTEND_TOKENS = CounterMetric(
+    "segue_extend_tokens_total", "Tokens of prompts that EXTEND and MIXED steps computed."
+)
 GENERATED_TOKENS = CounterMetric(
     "segue_generated_tokens_total",
     "Generated tokens. Decode workers count those they sampled, routers those they delivered to clients.",

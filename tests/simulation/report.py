@@ -73,6 +73,9 @@ DECODE_PATHS = [
     "backups",
     "turns",
     "resumes",
+    "recomputed",
+    "mixed_steps",
+    "extend_steps",
     "returned_to_router",
 ]
 CONTINUATIONS = [
@@ -129,6 +132,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at decode: a row misses a step",
     "judged at decode: the first in line resumes",
     "judged at decode: those whose turn is over leave",
+    "judged at decode: tokens are computed again beside streams",
     "judged at decode: a tenant has used its time for masks",
     "judged at decode: rows that waited longest have masks first",
 ]

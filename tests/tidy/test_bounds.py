@@ -52,6 +52,7 @@ def test_every_constant_that_is_a_bound_is_on_the_page() -> None:
 def test_every_setting_that_is_a_bound_is_on_the_page(model: type[Settings]) -> None:
     settings = {name for name in model.model_fields if name.endswith("_max") or name.startswith("max_")}
     tuning = {"max_prefill_tokens", "max_total_tokens"}  # what an operator gives to the device …
+    tuning |= {"local_tokens_max"}  # … and to a step of it …
     tuning |= {"candidates_max", "cell_workers_max"}  # … and how a router divides and compares its own fleet
     assert settings - tuning - {name for _, name in NAMED} == set()
 

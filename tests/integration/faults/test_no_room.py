@@ -85,15 +85,26 @@ async def _alone(running: LocalDeployment, stream: WatchedStream) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_streams_that_outgrow_the_pool_take_turns_and_none_that_began_is_ended() -> None:
+@pytest.mark.parametrize(
+    ("decode", "counted"),
+    [
+        ({"hostFraction": 8}, "segue_backups_total"),
+        ({"hostFraction": 0}, "segue_recomputed_total"),
+    ],
+    ids=["copied to host memory", "computed again"],
+)
+def test_streams_that_outgrow_the_pool_take_turns_and_none_that_began_is_ended(
+    decode: dict[str, object], counted: str
+) -> None:
     flags = ("--max-total-tokens", str(POOL_TOKENS), "--context-len", str(CONTEXT_LEN))
-    with deployment(*flags, config={"decode": {"hostFraction": 8}}) as running:
+    with deployment(*flags, config={"decode": decode}) as running:
         chats, prompts = asyncio.run(_all_at_once(running))
         began = [each for each in chats + prompts if each.text]
         assert chats == [each for each in began if each in chats]
         assert [each.error for each in began if each.error] == []
         assert max(each.pause for each in began) < soon(PAUSE_SECONDS_MAX)
         assert running.total("decode", "segue_retractions_total") > 0
+        assert running.total("decode", counted) > 0
         assert running.total("router", "segue_pause_seconds_count{cause=retracted}") > 0
         assert asyncio.run(_alone(running, chat(CHATS - 1))) == chats[-1].text
         if prompts[0].text:

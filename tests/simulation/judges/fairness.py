@@ -337,6 +337,7 @@ class JudgedDecode(DecodeScheduler):
         slots, share = config.max_running_requests, config.tenant_share_max
         self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps
+        self._local_tokens_max = config.local_tokens_max
         self._pages_below_share = pages - share_of(pages, share)
         self._turns, self._planned_at = TurnJudge(config.turn_seconds, self.judged), 0.0
 
@@ -360,7 +361,12 @@ class JudgedDecode(DecodeScheduler):
 
     def on_copy(self, copy_id: int, now: float) -> None:
         super().on_copy(copy_id, now)
-        self._turns.copied(self.requests, now)
+        self._turns.came_in_line(self.requests, now)
+
+    def _back_up_settled(self) -> None:
+        settling = list(self._retraction.settling)  # in the order in which they left
+        super()._back_up_settled()
+        self._turns.came_in_line(settling, self._retraction.turns.now)
 
     def _take_turns(self) -> bool:
         running, now = [*self._batch.running.values()], self._planned_at
@@ -375,6 +381,7 @@ class JudgedDecode(DecodeScheduler):
             self._transfer_queue.in_flight
             or self._retraction.copying
             or self._retraction.settling
+            or self._recomputation.extending
             or self._batch.joining
             or self._migrations.settling
             or pool.count(PageState.RETIRING)
@@ -389,6 +396,12 @@ class JudgedDecode(DecodeScheduler):
         self._judge_resumed()
         without_page = self.counters.rows_without_page
         batch = super().plan(now)
+        if batch is not None and batch.extend:
+            tokens, page = sum(len(row.token_ids) for row in batch.extend), self.memory.page_size
+            assert tokens <= max(self._local_tokens_max, page), (
+                f"step {batch.step} computes {tokens} tokens again"
+            )
+            self.judged["tokens are computed again beside streams"] += bool(batch.decode_slots)
         if batch is not None and self.counters.rows_without_page > without_page:
             left = self.memory.cache.evictable
             self.judged["a row misses a step"] += 1

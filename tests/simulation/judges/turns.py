@@ -18,7 +18,15 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.primitives.state_table import StateName
 
-OUT = (DecodeState.RETRACTING, DecodeState.BACKING_UP, DecodeState.RETRACTED, DecodeState.RESTORING)
+IN_LINE = (DecodeState.RETRACTED, DecodeState.QUEUED)
+RESUMED = (DecodeState.RESTORING, DecodeState.EXTENDING, DecodeState.JOINING)
+OUT = (
+    DecodeState.RETRACTING,
+    DecodeState.BACKING_UP,
+    *IN_LINE,
+    DecodeState.RESTORING,
+    DecodeState.EXTENDING,
+)
 PATIENCE_PLANS = 3  # in a row that nobody leaves for the first in line, although all could
 
 
@@ -33,21 +41,19 @@ class TurnJudge:
         self._tokens: dict[Req, int] = {}  # known when its turn began
         self._nobody_left = 0
 
-    def copied(self, reqs: Collection[Req], now: float) -> None:
-        """A copy is done."""
-        self._line |= {
-            req: now for req in reqs if req.state is DecodeState.RETRACTED and req not in self._line
-        }
+    def came_in_line(self, reqs: Collection[Req], now: float) -> None:
+        """A copy is done, or there was no room for one."""
+        self._line |= {req: now for req in reqs if req.state in IN_LINE and req not in self._line}
 
     def resumed(self) -> None:
         """Requests have resumed: the first in line."""
-        resumed = [req for req in self._line if req.state is DecodeState.RESTORING]
-        line = [req for req in self._line if req.state in (DecodeState.RESTORING, DecodeState.RETRACTED)]
+        resumed = [req for req in self._line if req.state in RESUMED]
+        line = [req for req in self._line if req.state in (*RESUMED, *IN_LINE)]
         self._judged["the first in line resumes"] += len(resumed)
         assert resumed == line[: len(resumed)], (
             f"{[req.rid for req in resumed]} resume before {[req.rid for req in line]}"
         )
-        self._line = {req: since for req, since in self._line.items() if req.state is DecodeState.RETRACTED}
+        self._line = {req: since for req, since in self._line.items() if req.state in IN_LINE}
 
     def look(self, running: Collection[Req], states: Collection[StateName | None], now: float) -> None:
         """Note who runs now, before any of them leaves; `states` are of all that are here."""
@@ -82,7 +88,10 @@ class TurnJudge:
         stays = stays or any(now - self._began[req] < seconds for req in running)
         stays = stays or any(req.launched_len >= req.final_kv_len for req in running)
         stays = stays or not all(map(self._has_gone_on, running))
-        if stays or sum(memory.pages_for(req.launched_len) for req in running) > retraction.host.free:
+        copied = not retraction.recomputation.enabled
+        if stays or (
+            copied and sum(memory.pages_for(req.launched_len) for req in running) > retraction.host.free
+        ):
             self._nobody_left = 0
             return
         assert head is not None
@@ -96,4 +105,4 @@ class TurnJudge:
 
     @property
     def _head(self) -> Req | None:
-        return next((req for req in self._line if req.state is DecodeState.RETRACTED), None)
+        return next((req for req in self._line if req.state in IN_LINE), None)

@@ -149,6 +149,17 @@ def _newest_in_line_first(on_copy: Any, retraction: Any, copy_id: int) -> Any:
     return req
 
 
+def _first_in_line(queue: Any, retraction: Any, req: Any) -> None:
+    queue(retraction, req)
+    get(retraction, "retracted requests").rotate(1)
+
+
+def _start_late(start: Any, recomputation: Any, req: Any) -> None:
+    if req.cached_len + recomputation.memory.page_size < len(req.token_ids) - 1:
+        req.cached_len += recomputation.memory.page_size
+    start(recomputation, req)
+
+
 def _back_up_settling(_: Any, retraction: Any) -> list[Any]:
     return [req for req in [*retraction.settling] if not get(retraction, "a request is backed up")(req)]
 
@@ -250,6 +261,17 @@ MISTAKES: dict[str, Mistakes] = {
         "the newest in line is served first": {"a copy is done": _newest_in_line_first},
         "turns never end": {"turns are over": gives([])},
         "a turn is over at once": {"how long a turn is": gives(0.0)},
+    },
+    "recomputation": {
+        "what is computed again starts a page late": {"a request is computed again": _start_late},
+        "what is computed again joins after its first chunk": {
+            "chunks of what is computed again": lambda chunks, recomputation, rows: [
+                replace(chunk, last=True) for chunk in chunks(recomputation, rows)
+            ]
+        },
+        "one without room in host memory is first in line": {
+            "a request without room in host memory comes in line": _first_in_line
+        },
     },
     "retraction": {
         "pages are backed up before the step in flight has settled": {"backups start": _back_up_settling},

@@ -153,7 +153,12 @@ PLACES: dict[str, dict[str, str]] = {
         "pages are copied": "_copy",
         "a retracted request resumes": "resume",
         "a request is backed up": "_back_up",
-        "retracted requests": "_retracted",
+        "retracted requests": "_line",
+        "a request without room in host memory comes in line": "_queue",
+    },
+    "decode.recomputation.Recomputation": {
+        "a request is computed again": "start",
+        "chunks of what is computed again": "_chunks",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
     "decode.migration.Migrations": {

@@ -70,6 +70,8 @@ class ScenarioSizes:
     fetch_seconds_max: float = 3.0
     retract_steps: int = 20
     turn_seconds: float = 2.0
+    local_tokens_max: int = 0
+    itl_target_seconds: float = 0.1
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
     waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world, however full it is

@@ -193,6 +193,17 @@ def turns(scenario: SimulationScenario) -> SimulationScenario:
     return replace(scenario.sized(host_pages=2 * scenario.sizes.decode_pages), speed=cheap)
 
 
+def recomputation(scenario: SimulationScenario) -> SimulationScenario:
+    """Most worlds compute requests again on decode for which host memory has no room, beside streams in haste.
+
+    Some have no host memory at all.
+    """
+    rng = scenario.random("recomputation")
+    tokens_max = rng.choice((0, 4, 4, 16))
+    scenario = scenario.sized(local_tokens_max=tokens_max, itl_target_seconds=rng.choice((0.005, 0.02, 0.1)))
+    return scenario.sized(host_pages=0) if tokens_max and rng.random() < 0.4 else scenario
+
+
 def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
 
@@ -378,6 +389,7 @@ VARIATIONS: tuple[Variation, ...] = (
     partition,
     tenants,
     turns,
+    recomputation,
     second_thoughts,
     cells,
     router_drains,

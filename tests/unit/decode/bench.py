@@ -39,6 +39,7 @@ class DecodeBench(WorkerBench):
             "init_new_token_ratio": 0.0,
             "retract_steps": 4,
             "tenant_share_max": 1.0,
+            "local_tokens_max": 0,
         }
         self.words = PlainWords([0] * words)
         self.core = DecodeScheduler(

@@ -120,10 +120,10 @@ def test_retracted_requests_resume_first_in_first_out() -> None:
     real: Retraction = bench.core._retraction
     resumed: list[str] = []
     for _ in range(500):
-        before = [req.rid for req, _ in real._retracted]
+        before = [req.rid for req, _ in real._line]
         bench.turn()
         bench.fetcher.land_all()
-        after = [req.rid for req, _ in real._retracted]
+        after = [req.rid for req, _ in real._line]
         left += [rid for rid in after if rid not in before]
         resumed += [rid for rid in before if rid not in after]
         bench.device.finish_copies()

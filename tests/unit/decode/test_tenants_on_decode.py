@@ -74,7 +74,7 @@ def test_a_retracted_request_does_not_return_into_the_slots_that_are_kept() -> N
     bench.run_until(lambda: bench.core.counters.retractions > 0)
     bench.device.finish_copies()
     bench.turn()
-    assert len(bench.core._retraction.retracted) == 2
+    assert len(bench.core._retraction.line) == 2
     below = [of("small", f"s{number}", 90 + number, prompt_len=3, max_new_tokens=14) for number in range(6)]
     bench.send(
         *(Cancel(rid, 1) for rid in ("g2", "g3", "g4"))
@@ -82,7 +82,7 @@ def test_a_retracted_request_does_not_return_into_the_slots_that_are_kept() -> N
     bench.send(*below[:5])  # … but their slots are taken
     bench.turn()
     assert bench.core.slots_used == 8
-    assert len(bench.core._retraction.retracted) == 2
+    assert len(bench.core._retraction.line) == 2
     bench.send(below[5])
     bench.turn()
     assert bench.core.slots_used == 9
