@@ -56,8 +56,9 @@ endif
 serve: setup
 	@exec $(VENV)/bin/segue up $(ARGS)
 
-# Two processes take the files of tests in turns.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two processes take the files of tests in turns. A thread of torch that waits for another one sleeps: by default it spins,
+# which on two cores takes the time of the other process.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What loads an engine or a package index is left to `make test`.
 check: lint
