@@ -12,11 +12,12 @@ import openai
 
 @dataclass(frozen=True, slots=True)
 class StreamedAnswer:
-    """What one client got: the text, why it ended, and how many tokens the usage says."""
+    """What one client got: the text, why it ended, how many tokens the usage says, and which, if it has asked."""
 
     text: str
     finish_reason: str | None
     completion_tokens: int
+    token_ids: tuple[int, ...] = ()
 
 
 async def complete(
@@ -24,6 +25,7 @@ async def complete(
 ) -> StreamedAnswer:
     """One streamed completion; `on_text` is called at each piece of text."""
     pieces: list[str] = []
+    token_ids: list[int] = []
     reason, tokens = None, 0
     stream = await client.completions.create(
         model="smollm2", prompt=prompt, stream=True, stream_options={"include_usage": True}, **params
@@ -33,10 +35,11 @@ async def complete(
             tokens = chunk.usage.completion_tokens
         for choice in chunk.choices:
             reason = choice.finish_reason or reason
+            token_ids += (choice.model_extra or {}).get("token_ids") or ()
             if choice.text:
                 pieces.append(choice.text)
                 on_text()
-    return StreamedAnswer("".join(pieces), reason, tokens)
+    return StreamedAnswer("".join(pieces), reason, tokens, tuple(token_ids))
 
 
 def client_of(url: str) -> openai.AsyncOpenAI:
