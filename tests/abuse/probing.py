@@ -1,6 +1,7 @@
 """Another client, in a process of its own: how long the router keeps it waiting while somebody abuses the router.
 
-    python -m tests.abuse.probing PORT          prints a line a probe: when it began, and seconds of both answers
+    python -m tests.abuse.probing PORT          prints a line a probe: when it began, and seconds of both answers;
+                                                from a line "begin" to a line "rest", for probes cost time
     python -m tests.abuse.probing --neighbour   a server that nobody abuses; prints its port
 
 Each probe asks the router and then the neighbour, over a new connection each. Both wait for the same two cores, so what
@@ -43,7 +44,11 @@ class ProbingClient:
     def __init__(self, port: int):
         self._probes: list[Probe] = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, str(port)], stdout=subprocess.PIPE, text=True, bufsize=1
+            [sys.executable, "-m", MODULE, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -55,19 +60,29 @@ class ProbingClient:
             self._probes.append(Probe(began_at, router, neighbour))
 
     @contextmanager
+    def _probing(self) -> Iterator[None]:
+        assert self._process.stdin is not None
+        self._process.stdin.write("begin\n")
+        try:
+            yield
+        finally:
+            self._process.stdin.write("rest\n")
+
+    @contextmanager
     def window(self) -> Iterator[None]:
         """A time in which others must not notice anything: each answer came within 0.2 s of the neighbour's slowest."""
         begin = time.monotonic()
-        self.wait_for_a_probe(begin)  # one that nothing disturbs
-        yield
-        end = time.monotonic()
-        self.wait_for_a_probe(end)
+        with self._probing():
+            self._wait_for_a_probe(begin)  # one that nothing disturbs
+            yield
+            end = time.monotonic()
+            self._wait_for_a_probe(end)
         seen = [probe for probe in self._probes if begin <= probe.began_at <= end]
         slowest = max(probe.router_seconds for probe in seen)
         allowed = soon(OTHERS_SECONDS) + max(probe.neighbour_seconds for probe in seen)
         assert slowest <= allowed, f"another client waited for {slowest:.2f} s, allowed were {allowed:.2f} s"
 
-    def wait_for_a_probe(self, after: float) -> None:
+    def _wait_for_a_probe(self, after: float) -> None:
         """Until a probe that began after this time has its answers."""
         until(
             lambda: self._probes and self._probes[-1].began_at >= after,
@@ -77,7 +92,8 @@ class ProbingClient:
 
     def slowest(self, count: int) -> float:
         """The longest of so many answers of the router."""
-        until(lambda: len(self._probes) >= count, ANSWER_SECONDS_MAX, "another client's answers")
+        with self._probing():
+            until(lambda: len(self._probes) >= count, ANSWER_SECONDS_MAX, "another client's answers")
         return max(probe.router_seconds for probe in self._probes)
 
     def close(self) -> None:
@@ -85,7 +101,9 @@ class ProbingClient:
         self._process.terminate()
         self._process.wait(10)
         self._reader.join(10)
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.close()
         self._process.stdout.close()
 
 
@@ -125,14 +143,23 @@ def _end_with_stdin(server: socketserver.TCPServer) -> None:
     server.shutdown()
 
 
+def obey(probing: threading.Event) -> None:
+    """Do what each line of standard input says."""
+    for line in sys.stdin:
+        (probing.set if line == "begin\n" else probing.clear)()
+
+
 def probe_until_killed(port: int) -> None:
     """Probe the router on this port, and a neighbour of our own."""
+    probing = threading.Event()
+    threading.Thread(target=obey, args=(probing,), daemon=True).start()
     command = [sys.executable, "-m", MODULE, "--neighbour"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as neighbour:
         assert neighbour.stdout is not None
         neighbour_port = int(neighbour.stdout.readline())
         pause = threading.Event()
         while not pause.wait(PAUSE_SECONDS):
+            probing.wait()
             began = time.monotonic()
             sys.stdout.write(f"{began} {seconds_to_answer(port)} {seconds_to_answer(neighbour_port)}\n")
             sys.stdout.flush()
