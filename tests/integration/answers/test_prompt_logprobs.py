@@ -21,8 +21,8 @@ from tests.integration.deployments.observing import busy_worker, continuations
 from tests.waiting import until
 
 TOLERANCE = 1e-3
-EXACT = {"kvPages": 600, "kvCacheDtype": "float32"}
-LONG = 4000  # tokens
+EXACT = {"kvPages": 320, "kvCacheDtype": "float32"}
+LONG = 2000  # tokens: their logits together are 375 MiB
 SCORING_BYTES_MAX = 64 << 20
 
 
