@@ -1,4 +1,8 @@
-"""Deployments of the small model for all tests of a module that share their flags; and a stack to close things."""
+"""Deployments of the small model for all tests here that share their flags; and a stack to close things.
+
+A test may kill and drain workers, if it waits for their return; it leaves nothing held, and compares counters with what
+they were before.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,18 @@ SMALL = {"prefill": {"kvPages": 1200}, "decode": {"kvPages": 1200}}
 SMALLER = {"prefill": {"kvPages": 400}, "decode": {"kvPages": 400}}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def one_each() -> Iterator[LocalDeployment]:
-    """One prefill and one decode worker."""
-    with deployment(config=SMALL) as running:
+    """One prefill and one decode worker; tools are called as Hermes writes it."""
+    with deployment(config={**SMALL, "router": {"toolCallParser": "hermes"}}) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def two_each() -> Iterator[LocalDeployment]:
-    """Two prefill and two decode workers."""
-    with deployment("--prefill", "2", "--decode", "2", config=SMALLER) as running:
+    """Two prefill and two decode workers; requests wait for them for longer than any test lasts."""
+    config = {**SMALLER, "router": {"waitingSecondsMax": 300}}
+    with deployment("--prefill", "2", "--decode", "2", config=config) as running:
         yield running
 
 

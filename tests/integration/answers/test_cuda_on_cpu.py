@@ -21,7 +21,8 @@ from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
 from tests.integration.deployments.observing import continuations, linked_workers
 from tests.integration.deployments.streams import crowd
-from tests.integration.faults.test_faults import PROMPT, disturb, kill
+from tests.integration.faults.conftest import PROMPT
+from tests.integration.faults.test_faults import disturb, kill
 from tests.waiting import until
 
 TOKENS = 12
@@ -34,8 +35,8 @@ WORKER = {"kvPages": 160, "contextLen": 256, "maxRunningRequests": 4}
 
 @pytest.fixture(scope="module")
 def path_of_a_gpu() -> Iterator[LocalDeployment]:
-    """Two prefill and two decode workers."""
-    flags = ("--device", "cuda-on-cpu", "--prefill", "2", "--decode", "2")
+    """One prefill and two decode workers."""
+    flags = ("--device", "cuda-on-cpu", "--decode", "2")
     with deployment(*flags, config={"prefill": WORKER, "decode": WORKER}) as running:
         yield running
 
@@ -61,7 +62,7 @@ def test_a_killed_decode_worker_only_pauses_the_stream(path_of_a_gpu: LocalDeplo
     before = continuations(path_of_a_gpu)
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=LONG)) == undisturbed
     assert continuations(path_of_a_gpu) == before + 1
-    until(lambda: linked_workers(path_of_a_gpu) == 4, 180, "all workers' readiness")
+    until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
 
 
 @pytest.mark.timeout(600)
@@ -77,7 +78,7 @@ def test_answers_that_are_constrained_or_told_of_go_on_after_a_kill(path_of_a_gp
         before = continuations(path_of_a_gpu)
         assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=params)) == undisturbed
         assert continuations(path_of_a_gpu) == before + 1
-        until(lambda: linked_workers(path_of_a_gpu) == 4, 180, "all workers' readiness")
+        until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
         if "logprobs" not in params:
             assert re.match(r"([a-z]{2,9} )+[a-z]*$", undisturbed.text)
         else:
@@ -106,7 +107,7 @@ def test_a_stream_migrates_from_a_draining_decode_worker(path_of_a_gpu: LocalDep
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=drain, params=LONG)) == undisturbed
     assert path_of_a_gpu.total("router", "segue_migrations_total{outcome=migrated}") == 1
     assert continuations(path_of_a_gpu) == tried_again
-    until(lambda: linked_workers(path_of_a_gpu) == 4, 180, "all workers' readiness")
+    until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
     until(lambda: not path_of_a_gpu.held(), 5, "everything given back")
 
 

@@ -16,7 +16,10 @@ def test_a_streamed_chat_answer_comes_from_kv_that_moved_between_processes(one_e
     before = one_each.total("decode", "segue_kv_fetched_bytes_total")
     stream = one_each.client.chat.completions.create(
         model="smollm2",
-        messages=[{"role": "user", "content": LONG}],
+        messages=[
+            {"role": "system", "content": "No other chat begins so."},  # no page of it is cached
+            {"role": "user", "content": LONG},
+        ],
         max_tokens=24,
         temperature=0,
         stream=True,
@@ -67,13 +70,18 @@ def test_the_life_of_a_request_can_be_looked_up(one_each: LocalDeployment) -> No
 
 
 def test_all_workers_are_used_when_there_are_two_of_each(two_each: LocalDeployment) -> None:
+    def computed(role: str, name: str) -> dict[str, float]:
+        return {process.uid: two_each.metrics(process).get(name, 0) for process in two_each.processes(role)}
+
+    def all_since(before: dict[str, float], role: str, name: str) -> bool:
+        return all(value > before[uid] for uid, value in computed(role, name).items())
+
+    names = {"prefill": "segue_extend_tokens_total", "decode": "segue_kv_fetched_bytes_total"}
+    before = {role: computed(role, name) for role, name in names.items()}
+    assert all(len(workers) == 2 for workers in before.values())
     prompts = [f"Worker number {k} says" for k in range(12)]
     answers = crowd(two_each.url, prompts, 6, max_tokens=12, temperature=0)
     assert [answer.completion_tokens for answer in answers] == [12] * 12
-
-    def computed(role: str, name: str) -> list[float]:
-        return [two_each.metrics(process).get(name, 0) for process in two_each.processes(role)]
-
-    until(lambda: all(computed("prefill", "segue_extend_tokens_total")), 5, "both prefill workers computed")
-    until(lambda: all(computed("decode", "segue_kv_fetched_bytes_total")), 5, "both decode workers fetched")
+    for role, name in names.items():
+        until(lambda: all_since(before[role], role, name), 5, f"work of both {role} workers")  # noqa: B023
     until(lambda: not two_each.held(), 5, "everything given back")

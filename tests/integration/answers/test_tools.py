@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import pytest
 
-from tests.integration.conftest import SMALL
-from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.deployment import LocalDeployment
 
 ANSWERS = int(os.environ.get("SEGUE_TOOL_ANSWERS", "6"))
 MODEL = "smollm2"
@@ -46,12 +44,6 @@ NAMED: Any = {"type": "function", "function": {"name": "note"}}
 SCHEMAS = {"weather": PARAMETERS, "note": NOTE}
 
 
-@pytest.fixture(scope="module")
-def with_tools() -> Iterator[LocalDeployment]:
-    with deployment(config={**SMALL, "router": {"toolCallParser": "hermes"}}) as running:
-        yield running
-
-
 def question(at: int) -> Any:
     return [{"role": "user", "content": f"What will the weather be in city number {at}, and why?"}]
 
@@ -65,9 +57,9 @@ def check(calls: Any, chosen: Any) -> None:
 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.timeout(3600)
-def test_forced_calls_have_valid_arguments(with_tools: LocalDeployment, choice: Any) -> None:
+def test_forced_calls_have_valid_arguments(one_each: LocalDeployment, choice: Any) -> None:
     for at in range(ANSWERS // 2):
-        answer = with_tools.client.chat.completions.create(
+        answer = one_each.client.chat.completions.create(
             model=MODEL,
             messages=question(at),
             tools=TOOLS,
@@ -83,8 +75,8 @@ def test_forced_calls_have_valid_arguments(with_tools: LocalDeployment, choice: 
         check(told.message.tool_calls, choice)
 
 
-def test_a_loop_of_two_turns_streams_what_it_answers_whole(with_tools: LocalDeployment) -> None:
-    client, messages = with_tools.client, question(1)
+def test_a_loop_of_two_turns_streams_what_it_answers_whole(one_each: LocalDeployment) -> None:
+    client, messages = one_each.client, question(1)
     asked: Any = {"model": MODEL, "tools": TOOLS, "seed": 3, "temperature": 1.0, "max_tokens": 300}
     whole = client.chat.completions.create(messages=messages, tool_choice="required", **asked)
     with client.chat.completions.stream(messages=messages, tool_choice="required", **asked) as stream:

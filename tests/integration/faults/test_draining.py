@@ -9,20 +9,18 @@ from time import monotonic
 
 from tests.integration.deployments.deployment import LocalDeployment
 from tests.integration.deployments.observing import busy_worker, continuations, linked_workers
-from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
-from tests.integration.faults.test_faults import SAMPLED
+from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
+from tests.integration.faults.conftest import PROMPTS, SAMPLED
 from tests.waiting import until
 
-FITTING = SAMPLED | {"max_tokens": 600}  # all of them on one worker, without retraction
-PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn, and" for number in range(8)]
 
-
-def test_streams_migrate_by_their_pages_from_a_draining_decode_worker(two_each: LocalDeployment) -> None:
-    undisturbed = crowd(two_each.url, PROMPTS, 8, **FITTING)
+def test_streams_migrate_by_their_pages_from_a_draining_decode_worker(
+    two_each: LocalDeployment, undisturbed_crowd: list[StreamedAnswer]
+) -> None:
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
     migrated = two_each.total("router", "segue_migrations_total{outcome=migrated}")
     answers, held, seconds = asyncio.run(drain_a_decode_worker(two_each))
-    assert answers == undisturbed
+    assert answers == undisturbed_crowd
     assert held >= 3
     assert two_each.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
     assert continuations(two_each) == tried_again, what_happened(two_each)
@@ -52,7 +50,7 @@ async def drain_a_decode_worker(running: LocalDeployment) -> tuple[list[Streamed
 
     async with client_of(running.url) as client:
         tasks = [
-            asyncio.create_task(complete(client, prompt, lambda number=number: count(number), **FITTING))  # type: ignore[misc]
+            asyncio.create_task(complete(client, prompt, lambda number=number: count(number), **SAMPLED))  # type: ignore[misc]
             for number, prompt in enumerate(PROMPTS)
         ]
         await started.wait()

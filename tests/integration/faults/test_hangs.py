@@ -14,7 +14,7 @@ from tests.integration.deployments.deployment import LocalDeployment, RunningPro
 from tests.integration.deployments.observing import busy_worker, continuations, linked_workers
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
 from tests.integration.deployments.thread_stop import stop_computing
-from tests.integration.faults.test_faults import PROMPT, SAMPLED
+from tests.integration.faults.conftest import PROMPT, SAMPLED
 from tests.waiting import soon, until
 
 STEP_SECONDS_MAX = 4.0  # far above a step of the small model, on a busy machine, too
@@ -28,8 +28,9 @@ def two_decode() -> Iterator[LocalDeployment]:
         yield running
 
 
-def test_a_stream_whose_worker_hangs_continues_elsewhere(two_decode: LocalDeployment) -> None:
-    undisturbed = crowd(two_decode.url, [PROMPT], 1, **SAMPLED)[0].text
+def test_a_stream_whose_worker_hangs_continues_elsewhere(
+    two_decode: LocalDeployment, undisturbed: str
+) -> None:
     before = continuations(two_decode)
     with ExitStack() as hang:
         answer, longest_pause, victim = asyncio.run(stream_beside(two_decode, hang))

@@ -10,13 +10,9 @@ import pytest
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import continuations, linked_workers
 from tests.integration.deployments.streams import StreamedAnswer, crowd
-from tests.integration.faults.test_draining import FITTING, PROMPTS, drain_a_decode_worker, what_happened
-from tests.integration.faults.test_faults import (
-    PROMPT,
-    SAMPLED,
-    disturb,
-    kill,
-)
+from tests.integration.faults.conftest import PROMPTS, SAMPLED
+from tests.integration.faults.test_draining import drain_a_decode_worker, what_happened
+from tests.integration.faults.test_faults import disturb, kill
 from tests.integration.transfer.test_kv_strangers import listening_ports
 from tests.waiting import until
 
@@ -25,23 +21,15 @@ OVER_TLS = {"kvPages": 400, "kvTransport": "tls"}
 
 @pytest.fixture(scope="module")
 def two_over_tls() -> Iterator[LocalDeployment]:
-    """Two prefill and two decode workers."""
-    config = {"prefill": OVER_TLS, "decode": OVER_TLS}
-    with deployment("--prefill", "2", "--decode", "2", config=config) as running:
+    """One prefill and two decode workers."""
+    with deployment("--decode", "2", config={"prefill": OVER_TLS, "decode": OVER_TLS}) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
-def over_nixl() -> list[StreamedAnswer]:
-    """What a deployment as shipped answers."""
-    with deployment(config={"prefill": {"kvPages": 400}, "decode": {"kvPages": 400}}) as running:
-        return crowd(running.url, PROMPTS, 8, **FITTING)
-
-
 def test_answers_are_those_of_nixl_and_come_over_tls(
-    two_over_tls: LocalDeployment, over_nixl: list[StreamedAnswer]
+    two_over_tls: LocalDeployment, undisturbed_crowd: list[StreamedAnswer]
 ) -> None:
-    assert crowd(two_over_tls.url, PROMPTS, 8, **FITTING) == over_nixl
+    assert crowd(two_over_tls.url, PROMPTS, 8, **SAMPLED) == undisturbed_crowd
     assert two_over_tls.total("decode", "segue_kv_fetched_bytes_total") > 0
     assert continuations(two_over_tls) == 0, "nothing was computed anew in place of a fetch"
 
@@ -67,23 +55,24 @@ def test_workers_have_three_ports_and_none_is_of_ucx(two_over_tls: LocalDeployme
         assert len(listening_ports(worker.pid)) == 3
 
 
-def test_a_killed_decode_worker_only_pauses_the_stream(two_over_tls: LocalDeployment) -> None:
-    undisturbed = crowd(two_over_tls.url, [PROMPT], 1, **SAMPLED)[0].text
+def test_a_killed_decode_worker_only_pauses_the_stream(
+    two_over_tls: LocalDeployment, undisturbed: str
+) -> None:
     before = continuations(two_over_tls)
     answer = asyncio.run(disturb(two_over_tls, pieces=20, with_worker=kill))
     assert answer == StreamedAnswer(undisturbed, "length", SAMPLED["max_tokens"])
     assert continuations(two_over_tls) == before + 1
-    until(lambda: linked_workers(two_over_tls) == 4, 60, "all workers' readiness")
+    until(lambda: linked_workers(two_over_tls) == 3, 60, "all workers' readiness")
 
 
 def test_streams_migrate_from_a_draining_worker_by_reads_over_tls(
-    two_over_tls: LocalDeployment, over_nixl: list[StreamedAnswer]
+    two_over_tls: LocalDeployment, undisturbed_crowd: list[StreamedAnswer]
 ) -> None:
-    until(lambda: linked_workers(two_over_tls) == 4, 60, "all workers' readiness")
+    until(lambda: linked_workers(two_over_tls) == 3, 60, "all workers' readiness")
     tried_again = continuations(two_over_tls)
     migrated = two_over_tls.total("router", "segue_migrations_total{outcome=migrated}")
     answers, held, _ = asyncio.run(drain_a_decode_worker(two_over_tls))
-    assert answers == over_nixl
+    assert answers == undisturbed_crowd
     assert held > 0
     assert two_over_tls.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
     assert continuations(two_over_tls) == tried_again, what_happened(two_over_tls)
