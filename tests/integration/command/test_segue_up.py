@@ -24,6 +24,7 @@ from tests.waiting import soon
 TINY = {"kvPages": 64, "maxRunningRequests": 4}
 SMALL = {"router": {"silenceSeconds": 10}, "prefill": TINY, "decode": TINY}
 ROLES = ["decode", "prefill", "router"]
+KEY = "sk-of-a-test"
 
 
 @contextlib.contextmanager
@@ -140,35 +141,67 @@ def test_an_interruption_before_anything_runs_is_said_once(tmp_path: Path) -> No
     assert "Traceback" not in "".join(running.lines)
 
 
-def test_two_deployments_serve_side_by_side_and_the_printed_command_works(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A deployment whose API asks for a key, ready; the last test that uses it ends it."""
+    temporary = str(tmp_path_factory.mktemp("temporary"))
+    variables = {"SEGUE_API_KEY": KEY, "SEGUE_ROUTER_PROT": "9", "TMPDIR": temporary}
+    with segue("--port", "0", config=SMALL, environment=variables) as running:
+        running.line(lambda line: line.startswith("ready in "), 120)
+        yield running
+    assert not list(Path(temporary).glob("*segue*")), "kill -9 may leave nothing behind"
+
+
+def answer_to_printed_command(running: Running, key: str) -> str:
+    """What the command answers that the deployment has printed, with this key in the environment."""
     assert shutil.which("curl"), "the ready line is for curl"
-    with (
-        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as one,
-        segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as other,
-    ):
-        commands = [running.line(lambda line: line.startswith("ready in "), 120) for running in (one, other)]
-        assert roles(one) == roles(other) == ROLES
-        for line in commands:
-            command = line.partition("try: ")[2].replace('"max_tokens": 64', '"max_tokens": 4')
-            answer = subprocess.run(
-                ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=True
-            )
-            assert answer.stdout.rstrip().endswith("data: [DONE]")
-            assert '"content"' in answer.stdout
-        keys = [keys_in_memory(running) for running in (one, other)]
+    command = line_of(running, "ready in ").partition("try: ")[2]
+    return subprocess.run(
+        ["bash", "-c", command.replace('"max_tokens": 64', '"max_tokens": 4')],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "SEGUE_API_KEY": key},
+    ).stdout.rstrip()
+
+
+def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line(keyed: Running) -> None:
+    assert answer_to_printed_command(keyed, KEY).endswith("data: [DONE]")
+    assert "invalid_api_key" in answer_to_printed_command(keyed, "sk-other")
+    assert not [line for line in keyed.children().values() if KEY in line]
+    assert KEY not in "".join(keyed.read_lines())
+    assert [line for line in keyed.lines if "PROT" in line] == [
+        "SEGUE_ROUTER_PROT is no setting; did you mean SEGUE_ROUTER_PORT?"
+    ]
+
+
+def test_two_deployments_serve_side_by_side_and_the_printed_command_works(
+    tmp_path: Path, keyed: Running
+) -> None:
+    with segue("--router-port", "0", config=SMALL, environment={"TMPDIR": str(tmp_path)}) as one:
+        one.line(lambda line: line.startswith("ready in "), 120)
+        assert roles(one) == roles(keyed) == ROLES
+        for running in (one, keyed):
+            answer = answer_to_printed_command(running, KEY)
+            assert answer.endswith("data: [DONE]")
+            assert '"content"' in answer
+        keys = [keys_in_memory(running) for running in (one, keyed)]
         assert [len(each) for each in keys] == [2, 2], "one file for routers, one for workers"
         assert not keys[0] & keys[1]
         pids = [*one.children(), one.process.pid]
         one.process.send_signal(signal.SIGINT)
         assert ended_within(pids, soon(GRACE_SECONDS))
-        left = list(other.children())
-        other.process.kill()
+        left = list(keyed.children())
+        keyed.process.kill()
         assert ended_within(left, soon(5))
-    assert not list(tmp_path.glob("*segue*")), "neither a signal nor kill -9 may leave anything behind"
-    said = "".join(one.lines + other.lines)
+    keyed.close()
+    assert not list(tmp_path.glob("*segue*")), "a signal may leave nothing behind"
+    said = "".join(one.lines + keyed.lines)
     assert "Traceback" not in said
     assert "work left" not in said
     assert "killed" not in said
+    assert KEY not in said
 
 
 @pytest.fixture(scope="module")
@@ -197,38 +230,20 @@ def test_an_api_that_is_open_to_the_network_leaves_the_admin_port_on_loopback(op
     assert reaches("127.0.0.1", ports[1])
 
 
-def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line() -> None:
-    assert shutil.which("curl"), "the ready line is for curl"
-    key = "sk-of-a-test"
-    variables = {"SEGUE_API_KEY": key, "SEGUE_ROUTER_PROT": "9"}
-    with segue("--port", "0", config=SMALL, environment=variables) as running:
-        command = running.line(lambda line: line.startswith("ready in "), 120).partition("try: ")[2]
-        for given, expected in ((key, "data: [DONE]"), ("sk-other", "invalid_api_key")):
-            answer = subprocess.run(
-                ["bash", "-c", command.replace('"max_tokens": 64', '"max_tokens": 4')],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-                env={**os.environ, "SEGUE_API_KEY": given},
-            )
-            assert answer.stdout.rstrip().endswith(expected) or expected in answer.stdout
-        assert not [line for line in running.children().values() if key in line]
-    assert key not in "".join(running.lines)
-    assert [line for line in running.lines if "PROT" in line] == [
-        "SEGUE_ROUTER_PROT is no setting; did you mean SEGUE_ROUTER_PORT?"
-    ]
-
-
 def keys_in_memory(running: Running) -> set[bytes]:
     """The link keys that the processes inherited and closed; their command lines say only where they were."""
     found = set()
     for pid, line in running.children().items():
         match = re.search(r" --link-keys-file /dev/fd/(\d+) ", line)
         assert match
-        held = [str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()]
-        assert not any("segue-link-keys" in each for each in held), "no process keeps the file after reading"
-        found.add(Path(f"/proc/{running.process.pid}/fd/{match.group(1)}").read_bytes())
+        keys = Path(f"/proc/{running.process.pid}/fd/{match.group(1)}").read_bytes()
+        in_memory = [
+            each for each in Path(f"/proc/{pid}/fd").iterdir() if "memfd:segue" in str(each.readlink())
+        ]
+        assert keys not in [each.read_bytes() for each in in_memory], (
+            "no process keeps the file after reading"
+        )
+        found.add(keys)
     return found
 
 
