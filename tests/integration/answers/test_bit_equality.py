@@ -190,7 +190,17 @@ def test_retraction_to_host_memory_changes_no_bit(folder: Path, alone: Alone) ->
 
 
 def test_retraction_without_host_memory_changes_no_bit(folder: Path, alone: Alone) -> None:
+    """What is retracted is computed again where it was."""
     with workers(folder, decode=TIGHT) as process:
+        process.answers(LONG)
+        assert process.decode.counters.recomputed >= 1
+        assert process.decode.counters.returned_to_router == 0
+        assert {process.stream(request).attempt for request in LONG} == {1}
+        assert_all_same_bits(process, LONG, alone)
+
+
+def test_retraction_to_the_router_changes_no_bit(folder: Path, alone: Alone) -> None:
+    with workers(folder, decode=TIGHT.model_copy(update={"local_tokens_max": 0})) as process:
         process.answers(LONG)
         assert process.decode.counters.returned_to_router >= 1
         assert process.decode.counters.resumes == 0
