@@ -135,7 +135,7 @@ def ask(url: str, api_key: str, plans: list[Plan]) -> list[list[int]]:
     """The tokens of all answers, asked for at once, each as a whole: a reader of streams takes time from the pods."""
 
     async def run() -> list[list[int]]:
-        async with _client(url, api_key) as client:
+        async with _client(url, api_key, timeout=900.0) as client:  # of silence, until an answer is whole
             answers = [
                 client.completions.create(**_asked(plan), extra_body=EXACTLY | {"return_token_ids": True})
                 for plan in plans
@@ -145,8 +145,8 @@ def ask(url: str, api_key: str, plans: list[Plan]) -> list[list[int]]:
     return asyncio.run(run())
 
 
-def _client(url: str, api_key: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=300.0)
+def _client(url: str, api_key: str, timeout: float = 300.0) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=0, timeout=timeout)
 
 
 def _asked(plan: Plan) -> dict[str, Any]:
