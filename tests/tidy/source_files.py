@@ -6,21 +6,29 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROLES = ("router", "prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceFile:
-    """One file; `path` is relative to the repository."""
+    """One file; `path` is relative to the repository. It is parsed when first asked: all files take seconds."""
 
     path: str
     text: str
-    tree: ast.Module
-    nodes: tuple[ast.AST, ...]  # all of the tree: to walk every tree takes a second
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The file, parsed."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def shipped(self) -> bool:
@@ -62,9 +70,4 @@ def tracked(pattern: str) -> tuple[str, ...]:
 @cache
 def source_files() -> tuple[SourceFile, ...]:
     """All Python files of the project."""
-    return tuple(
-        SourceFile(path, text, tree, tuple(ast.walk(tree)))
-        for path in tracked("*.py")
-        for text in [(ROOT / path).read_text(encoding="utf-8")]
-        for tree in [ast.parse(text)]
-    )
+    return tuple(SourceFile(path, (ROOT / path).read_text(encoding="utf-8")) for path in tracked("*.py"))
