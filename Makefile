@@ -60,9 +60,9 @@ serve: setup
 # which on two cores takes the time of the other process.
 PYTEST := OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What loads an engine or a package index is left to `make test`.
+# What loads an engine or a package index is left to `make test`. A third of the time these tests wait, so three processes.
 check: lint
-	$(PYTEST) tests/tidy tests/unit \
+	$(PYTEST) --numprocesses 3 tests/tidy tests/unit \
 	  --ignore tests/tidy/test_router_without_torch.py --ignore tests/unit/engine --ignore tests/unit/benchmarks $(ARGS)
 
 test: setup
