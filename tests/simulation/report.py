@@ -28,7 +28,12 @@ LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
 UNREACHED_ROWS = ["row ready Finished"]
 # A grammar that fails in the very step in which its request leaves: in none of 1,000 seeds.
 # tests/unit/decode/test_retraction.py and test_migration.py have it.
-UNREACHED_WORKER_ROWS = ["decode row migrating Failed", "decode row retracting Failed"]
+# A client that goes while its request is computed again: in one of 1,000. test_recomputation.py has it.
+UNREACHED_WORKER_ROWS = [
+    "decode row migrating Failed",
+    "decode row retracting Failed",
+    "decode row extending Cancelled",
+]
 # "path joined in PREBUILT" is not expected: a request joins while no row has a page, in none of 300 seeds.
 # tests/unit/decode/test_decode_scheduler.py has it.
 ROWS = [f"row {state.value} {event.value}" for state, row in TRANSITIONS.rows.items() for event in row]
