@@ -34,7 +34,7 @@ def serve(config: DecodeConfig) -> None:
         leases_max=config.max_running_requests,  # every running request may have to migrate
         fetch_seconds_max=config.fetch_seconds_max,
         host_fraction=config.host_fraction,
-        extend_tokens=config.local_tokens_max,
+        extend_tokens=max(config.local_tokens_max, config.page_size) if config.local_tokens_max else 0,
     )
 
 

@@ -38,7 +38,8 @@ class DecodeConfig(WorkerConfig):
     )
     local_tokens_max: Count = Field(
         default=512,
-        description="Tokens that one step may compute again of retracted requests for which host memory had no room. "
+        description="Tokens that one step may compute again of retracted requests for which host memory had no room; "
+        "at least a page. "
         "0: none, and a prefill worker computes them again. On cuda 2048 unless it is set.",
     )
     itl_target_seconds: Seconds = Field(
