@@ -172,7 +172,7 @@ class Admission:
         """Pages that these requests are expected to take in so many seconds of steps, and no more than ever."""
         steps = self._step_rate.steps_within(seconds, most=self._context_len)
         most = sum(
-            self._memory.pages_missing(req, min(req.launched_len + steps, req.final_kv_len))
+            self._memory.pages_missing(req, min(req.growing_from + steps, req.final_kv_len))
             for req in present
         )
         growth = self._no_growth()

@@ -60,7 +60,8 @@ class DecodeConfig(WorkerConfig):
         default=2.0,
         description="Seconds that a request runs before it leaves for a retracted one that does not fit beside it. "
         "Shorter while many wait, so that each has had a turn within four times as long; never less than 20 copies "
-        "of its pages to host memory and back.",
+        "of its pages to host memory and back. Up to ten times as long where host memory is full and requests are "
+        "computed again, so that about a third of the device's time goes there.",
     )
     schedule_conservativeness: float = Field(
         default=1.0,

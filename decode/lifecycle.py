@@ -125,12 +125,14 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         },
         _S.QUEUED: {
             _E.RECOMPUTE_STARTED: _S.EXTENDING,
+            _E.HOST_FULL: _S.REFUSED,
             _E.ALL_CACHED: _S.JOINING,
             _E.DEADLOCKED: _S.REFUSED,
             _E.CANCELLED: _S.CANCELLED,
         },
         _S.EXTENDING: {
             _E.RECOMPUTED: _S.JOINING,
+            _E.HOST_FULL: _S.REFUSED,
             _E.CANCELLED: _S.CANCELLED,
         },
         _S.RESTORING: {

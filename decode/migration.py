@@ -42,6 +42,11 @@ class Migrations:
         if req not in self._asked:
             self._asked.append(req)
 
+    @property
+    def without_pages(self) -> list[Req]:
+        """Requests to migrate that would have to be computed again first: another worker had better do so."""
+        return [req for req in self._asked if req.state in (DecodeState.QUEUED, DecodeState.EXTENDING)]
+
     def start(self) -> None:
         """Take the requests to migrate out of the batch, at most as many as there are free lease words."""
         self._asked = [req for req in self._asked if req.state not in ENDED]

@@ -41,7 +41,10 @@ class Recomputation:
     _seconds: dict[Req, float] = field(
         default_factory=dict
     )  # that the device has spent on each, in the order in which they started
-    _planned: dict[int, list[Extend]] = field(default_factory=dict)
+    _planned: dict[int, tuple[list[Extend], float]] = field(
+        default_factory=dict
+    )  # with the seconds they may take
+    _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property
     def enabled(self) -> bool:
@@ -76,13 +79,13 @@ class Recomputation:
             rows.append(ExtendRow(req.slot, req.token_ids[start:end], start, samples=False))
             req.launched_len = end
         if extends:
-            self._planned[step] = extends
+            self._planned[step] = extends, self._bound_seconds(decode_rows)
             self.counters.extend_tokens += sum(each.end - each.start for each in extends)
         return tuple(joins), tuple(rows)
 
     def settle(self, batch: ScheduleBatch, seconds: float) -> list[tuple[Req, float]]:
         """Learn what the step cost; returns those that it has completed, each with the device's seconds for it."""
-        extends, rows = self._planned.pop(batch.step, []), len(batch.decode_slots)
+        (extends, bound), rows = self._planned.pop(batch.step, ([], 0.0)), len(batch.decode_slots)
         if not extends:
             self.cost.observe_decode(rows, seconds)
             return []
@@ -90,6 +93,8 @@ class Recomputation:
         here = [each for each in extends if each.req.state is DecodeState.EXTENDING]
         beyond = max(0.0, seconds - self.cost.decode_seconds(rows))
         tokens = sum(each.end - each.start for each in extends)
+        room = bound - self.cost.decode_seconds(rows)
+        self._tried = 2 * tokens if seconds > 0 and beyond <= room / 2 else 0
         for each in here:
             each.req.kv_len = each.end
             self._seconds[each.req] += beyond * (each.end - each.start) / tokens
@@ -114,7 +119,7 @@ class Recomputation:
                 page_size=self.memory.page_size,
                 tokens_max=left,
             )
-            end = min(start + count, all_tokens)
+            end = min(start + max(count, self._tried_from(start, left)), all_tokens)
             chunks.append(Extend(req, start, end, last=end == all_tokens))
             if end < all_tokens or self.cost.extend is None:
                 break
@@ -123,6 +128,11 @@ class Recomputation:
             if left < self.memory.page_size or bound <= self.cost.decode_seconds(decode_rows):
                 break
         return chunks
+
+    def _tried_from(self, start: int, left: int) -> int:
+        """Tokens up to the end of a page; steps of one page alone do not tell what a pass costs and what a token."""
+        page_size = self.memory.page_size
+        return (start + min(self._tried, left)) // page_size * page_size - start
 
     def _bound_seconds(self, decode_rows: int) -> float:
         if not decode_rows:

@@ -11,8 +11,9 @@ a limited number of them is backfilled meanwhile. Where the first in line does n
 ones leave for it (`turns`); on a worker that computes nothing again, as far as host memory has room for their pages.
 
 When pages run short, victims are those whose turn is over, and where there is none, those that were retracted seldom:
-else a large one would never end among many small ones. Of these the tenant that holds most loses one: whose turn has
-lasted longest, or while nobody is in line, in SGLang's order: fewest output tokens first, the longest prompt on ties.
+else a large one would never end among many small ones. One that has just returned stays until it has got a token. Of
+these the tenant that holds most loses one: whose turn has lasted longest, or while nobody is in line, in SGLang's
+order: fewest output tokens first, the longest prompt on ties.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from shared.kv.page_pool import PagePool, PageState
 from shared.scheduling.request_states import RequestStates
 from shared.scheduling.tenant_shares import heaviest_tenant
 
+_RETURNED = (DecodeState.JOINING, DecodeState.RUNNING)
 _COPIED = (DecodeState.BACKING_UP, DecodeState.RESTORING, DecodeState.ABORTING)
 
 
@@ -66,6 +68,9 @@ class Retraction:
     _line: deque[tuple[Req, list[int]]] = field(
         default_factory=deque
     )  # with their host pages; one to be computed again has none
+    _returned: dict[Req, int] = field(
+        default_factory=dict
+    )  # with their tokens then; they have got none since
     _next_copy_id: int = 1
 
     @property
@@ -146,7 +151,7 @@ class Retraction:
     def pages_wanted(self, reqs: Iterable[Req]) -> int:
         """Pages that these requests will take within the steps ahead."""
         return sum(
-            self.memory.pages_missing(req, min(req.launched_len + self.steps_ahead, req.final_kv_len))
+            self.memory.pages_missing(req, min(req.growing_from + self.steps_ahead, req.final_kv_len))
             for req in reqs
         )
 
@@ -158,8 +163,9 @@ class Retraction:
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
+        gone_on = [req for req in running if req not in self._returned] or running
         among = self.turns.over(running) if self.active else []
-        among = among or [req for req in running if req.retractions < self.retractions_max] or running
+        among = among or [req for req in gone_on if req.retractions < self.retractions_max] or gone_on
         heaviest = heaviest_tenant(among)
         of_heaviest = [req for req in among if req.tenant == heaviest]
         if self.active:
@@ -182,7 +188,13 @@ class Retraction:
     # ---- turns ----
 
     def look(self, running: Iterable[Req]) -> None:
-        """Note whose turn begins, and who waits."""
+        """Note whose turn begins, who waits, and who has got a token since it returned."""
+        if self._returned:
+            self._returned = {
+                req: length
+                for req, length in self._returned.items()
+                if req.output_len == length and req.state in _RETURNED
+            }
         self.turns.look(running if self.active else (), self.line, self.count)
 
     def take_turns(self, running: Collection[Req], present: Collection[Req], *, has_slot: bool) -> list[Req]:
@@ -251,6 +263,10 @@ class Retraction:
         if self.memory.available_pages < growth_pages:
             return None
         req, host_pages = self._line[0]
+        if req.state is DecodeState.QUEUED and self.recomputation.extending:
+            return (
+                None  # one after the other: nothing can take back the pages of one that waits to be computed
+            )
         self.memory.match(req, req.kv_len)
         cached = len(req.pages)
         missing = self.memory.pages_for(req.kv_len) - cached
@@ -269,7 +285,7 @@ class Retraction:
             self.recomputation.start(req)
         else:
             self.states.advance(req, DecodeEvent.ALL_CACHED)
-            self.counters.resumes += 1
+            self._note_return(req)
         return req
 
     def drop(self, req: Req) -> None:
@@ -289,7 +305,7 @@ class Retraction:
     def on_recomputed(self, req: Req, seconds: float) -> None:
         """A request that was queued has its KV again; the device has spent so many seconds on it."""
         self.turns.returned(seconds)
-        self.counters.resumes += 1
+        self._note_return(req)
         self.states.advance(req, DecodeEvent.RECOMPUTED)
 
     def _on_backed_up(self, copy: _Copy) -> Req:
@@ -308,11 +324,15 @@ class Retraction:
         self.turns.returned(0.0)
         self.host.retire(copy.host_pages, PageState.COPYING, after_step=0)
         self.memory.pool.move(req.owned, PageState.COPYING, PageState.OWNED)
-        self.counters.resumes += 1
+        self._note_return(req)
         self.states.advance(req, DecodeEvent.RESTORED)
         if req.state is not DecodeState.JOINING:
             self.memory.release(req)
         return req
+
+    def _note_return(self, req: Req) -> None:
+        self.counters.resumes += 1
+        self._returned[req] = req.output_len
 
     def _retract(self, req: Req) -> None:
         """Retract a request: its pages are copied once its step in flight has settled."""

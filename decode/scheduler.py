@@ -165,6 +165,9 @@ class DecodeScheduler:
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: requests whose KV has arrived join, and every running one decodes one token."""
         self._retraction.turns.now = now
+        for req in self._migrations.without_pages:
+            detail = "it migrates, and its pages would have to be computed again"
+            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
         self._resume_retracted()
         self._admit_waiting()
         self._batch.start_joining()

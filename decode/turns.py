@@ -5,9 +5,10 @@
 
 Those that leave go to the end of the line, so nobody waits for more turns than there are requests. The length of a turn
 T follows from how many run and wait: all should have had one within `ROTATION_TURNS` times `turn_seconds`. It is never
-so short that copies to host memory and back take more than a twentieth of it, or that a third of the device's time is
-spent on computing again what host memory had no room for. It lasts until a token has come: one that leaves whenever its
-mask is late would never go on. While nobody waits there are no turns.
+so short that copies to host memory and back take more than a twentieth of it. Where requests are computed again, it is
+twice as long as that takes for all that run, up to `LONGEST_TURN`: so about a third of the device's time goes there.
+It lasts until a token has come: one that leaves whenever its mask is late would never go on. While nobody waits
+there are no turns.
 
 This file counts seconds. It knows no pages and retracts nobody; `retraction` does.
 """
@@ -20,7 +21,8 @@ from shared.batch.req import Req
 
 ROTATION_TURNS = 4  # of `turn_seconds`: in so long all that run and wait should have had a turn
 COPIES_PER_TURN = 20  # a turn is as many times as long as a copy to host memory and one back
-RETURNS_PER_TURN = 2  # a turn is as many times as long as all that run took to be computed again
+RETURNS_PER_TURN = 2  # a turn is as many times as long as all that run took to be computed again …
+LONGEST_TURN = 10  # … but no longer than so many times `turn_seconds`
 RETURNS = 8  # that the average of their seconds remembers
 LAST_COPY = 0.5  # weight of the last copy in the average of its kind
 
@@ -38,13 +40,17 @@ class Turns:
         self._copy_seconds = {"backup": 0.0, "restore": 0.0}
         self._return_seconds = 0.0  # of the device: what it costs on average that a request returns
         self._returns = 0
+        self._most_running = 0  # at a time, since somebody was retracted
 
     def look(self, running: Iterable[Req], waiting: Iterable[Req], out: int) -> None:
         """Note who runs and who waits now; `out` have been retracted and have not returned. 0 ends all turns."""
         self._out = out
+        if not out:
+            self._returns, self._return_seconds, self._most_running = 0, 0.0, 0
         self._began = {req: self._began.get(req, self.now) for req in running} if out else {}
         self._tokens = {req: self._tokens.get(req, req.output_len) for req in self._began}
         self._waiting = {req: self._waiting.get(req, self.now) for req in waiting}
+        self._most_running = max(self._most_running, len(self._began))
 
     def copied(self, kind: str, began: float) -> None:
         """A copy that began then is done; `kind` is backup or restore."""
@@ -61,7 +67,8 @@ class Turns:
         """How long a turn is now."""
         rotation = ROTATION_TURNS * self._turn_seconds * max(1, len(self._began)) / max(1, self._out)
         copies = COPIES_PER_TURN * sum(self._copy_seconds.values())
-        returns = RETURNS_PER_TURN * max(1, len(self._began)) * self._return_seconds
+        returns = RETURNS_PER_TURN * max(1, self._most_running) * self._return_seconds
+        returns = min(returns, LONGEST_TURN * self._turn_seconds)
         return max(copies, returns, min(self._turn_seconds, rotation))
 
     def has_waited(self, req: Req) -> bool:

@@ -107,6 +107,11 @@ class Req:
         return len(self.token_ids) - self.prompt_len
 
     @property
+    def growing_from(self) -> int:
+        """Tokens whose KV it has, or will have before it grows: it may be computed again up to there."""
+        return max(self.launched_len, len(self.token_ids) - 1)
+
+    @property
     def remaining_new_tokens(self) -> int:
         """Tokens that may still be generated, by settled length."""
         return self.params.max_new_tokens - self.output_len

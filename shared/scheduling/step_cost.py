@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 DECODE_STEPS = 32  # of a bucket, that its average remembers
 EXTEND_STEPS = 200  # that the fit remembers
+HICCUP = 8  # times what was expected: no step teaches more
 _RIDGE = (1e-6, 0.0, 1e-6)  # of each column's own sum of squares: what is not told apart goes to `e0`
 
 Vector = list[float]
@@ -64,6 +65,8 @@ class StepCost:
         tokens = sum(count for _, count in pairs)
         positions = sum(sum_of_positions(start, count) for start, count in pairs)
         step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
+        if (known := self.extend) is not None:  # a process that stood still has not told what tokens cost
+            beyond = min(beyond, HICCUP * (known.fixed + known.token * tokens + known.position * positions))
         kept = 1 - 1 / EXTEND_STEPS
         for at, value in enumerate(step):
             self._squares[at] = [

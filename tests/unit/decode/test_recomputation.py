@@ -11,7 +11,8 @@ from shared.batch.req import Req
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
-from shared.wire.messages import Cancel, Finished, Paused, Refused
+from shared.scheduling.step_cost import StepCost
+from shared.wire.messages import Cancel, Finished, Migrate, Paused, Refused
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.decode.test_retraction import crowd, in_state
@@ -125,6 +126,47 @@ def test_while_the_pages_that_it_needs_are_in_quarantine_its_router_has_it_again
     assert bench.core.requests == []
 
 
+def test_one_is_computed_after_the_other() -> None:
+    bench = DecodeBench(pages=30, host_pages=0, local_tokens_max=4)
+    bench.send(*[decode(rid, prompt(24, n), 30) for n, rid in enumerate("abcd", 1)])
+    most = 0
+    for _ in range(800):
+        bench.now += 0.01
+        bench.turn()
+        bench.fetcher.land_all()
+        most = max(most, sum(req.state is DecodeState.EXTENDING for req in bench.core.requests))
+    assert most == 1
+    assert len(bench.said(Finished)) == 4
+    assert bench.holds_nothing
+
+
+def test_one_that_has_returned_is_no_victim_before_it_has_a_token() -> None:
+    bench = DecodeBench(pages=40)
+    bench.send(*[decode(rid, prompt(8, n), 30) for n, rid in enumerate("ab", 1)])
+    bench.turn()
+    bench.fetcher.land_all()
+    bench.turn(3)
+    retraction, (first, second) = bench.core._retraction, bench.core.requests
+    assert retraction.victim([first, second]) is first
+    retraction._note_return(first)
+    retraction.look([first, second])
+    assert retraction.victim([first, second]) is second
+    assert retraction.victim([first]) is first, "one of them leaves in any case"
+    bench.turn(2)
+    retraction.look([first, second])
+    assert retraction.victim([first, second]) is first
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_one_that_is_to_migrate_is_computed_elsewhere(state: DecodeState) -> None:
+    bench, victim = victim_in(state)
+    bench.send(Migrate(victim.rid, 1))
+    bench.turn()
+    assert [(said.rid, said.reason) for said in bench.said(Refused)] == [(victim.rid, "stale")]
+    bench.run()
+    assert bench.holds_nothing
+
+
 # ---- how much a step computes ----------------------------------------------------------------------------------
 
 TOKEN_SECONDS, STEP_SECONDS = 0.001, 0.020
@@ -178,3 +220,20 @@ def test_what_one_leaves_of_a_step_the_next_takes() -> None:
     joins, (chunk,) = part.plan(2, 4)
     assert joins == ()
     assert chunk.start == len(chunks[1].token_ids)
+
+
+def test_steps_of_one_page_do_not_stay_so_where_a_pass_costs_more_than_its_tokens() -> None:
+    part, (req,) = recomputation(400, tokens_max=512, target=0.1)
+    part.cost = StepCost()
+    part.cost.observe_decode(4, STEP_SECONDS)
+    tokens, step = [], 0
+    while part.extending:
+        step += 1
+        joins, chunks = part.plan(step, 4)
+        tokens.append(sum(len(row.token_ids) for row in chunks))
+        batch = ScheduleBatch(step, ForwardMode.MIXED, joins, extend=chunks, decode_slots=[7, 8, 9, 10])
+        part.settle(batch, STEP_SECONDS + 0.012 + 0.00001 * tokens[-1])
+    assert tokens[0] == PAGE_SIZE
+    assert sum(tokens) == 400
+    assert step < 10
+    assert req.kv_len == 400

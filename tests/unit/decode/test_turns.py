@@ -93,3 +93,23 @@ def test_a_turn_is_as_long_as_twenty_copies() -> None:
     turns.copied("backup", 0.97)
     turns.copied("restore", 0.98)
     assert turns.seconds == pytest.approx(20 * 0.05)
+
+
+def test_a_turn_is_twice_as_long_as_all_that_run_take_to_be_computed_again_but_has_a_bound() -> None:
+    bench = DecodeBench()
+    bench.send(*requests(4))
+    bench.turn()
+    turns = Turns(2.0)
+    turns.look(bench.core.requests, [], 4)
+    turns.returned(0.5)
+    assert turns.seconds == pytest.approx(2 * 4 * 0.5)
+    turns.look(
+        bench.core.requests[:1], [], 7
+    )  # those that are computed again one after the other will run, too
+    assert turns.seconds == pytest.approx(2 * 4 * 0.5)
+    for _ in range(20):
+        turns.returned(60.0)
+    assert turns.seconds == 20.0
+    turns.look([], [], 0)
+    turns.look(bench.core.requests, [], 1)
+    assert turns.seconds == 2.0
