@@ -27,9 +27,7 @@ class DecodeState(StateName):
     RETRACTING = "retracting"  # out of the batch, for lack of pages; its last step has not settled
     BACKING_UP = "backing_up"  # its pages are being copied to host memory
     RETRACTED = "retracted"  # its pages lie in host memory
-    QUEUED = (
-        "queued"  # retracted without room in host memory: it holds nothing, and is to be computed again here
-    )
+    QUEUED = "queued"  # host memory had no room for its pages: it holds nothing, and is to be computed again
     EXTENDING = "extending"  # in a slot with pages for all its tokens, which are being computed again
     RESTORING = "restoring"  # in a slot, its pages are being copied back
     ABORTING = "aborting"  # cancelled while its pages are being copied

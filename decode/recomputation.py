@@ -1,5 +1,4 @@
-"""Requests that are computed again here, beside the streams that decode: the way back of one that host memory had no
-room for.
+"""Retracted requests that host memory had no room for are computed again here, beside the streams that decode.
 
     start ─► extending: a chunk in each step, as many tokens as its time has room for ─► all computed: it joins
 
@@ -21,12 +20,10 @@ from shared.scheduling.chunk_budget import chunk_tokens
 from shared.scheduling.prefill_adder import Extend
 from shared.scheduling.step_cost import StepCost
 
-DECODE_STEPS = (
-    1.25  # of a step that only decodes: where those take longer than the target, a step takes so many
-)
-ALONE = (
-    4  # times the target: how long a step may take in which nobody decodes, for somebody may join meanwhile
-)
+# How long a step may take: the target, or so many times a step that only decodes, where those take longer …
+DECODE_STEPS = 1.25
+# … and where nobody decodes so many times the target, for somebody may join meanwhile.
+ALONE = 4
 
 
 @dataclass(slots=True)
@@ -40,10 +37,9 @@ class Recomputation:
     cost: StepCost = field(default_factory=StepCost)
     _seconds: dict[Req, float] = field(
         default_factory=dict
-    )  # that the device has spent on each, in the order in which they started
-    _planned: dict[int, tuple[list[Extend], float]] = field(
-        default_factory=dict
-    )  # with the seconds they may take
+    )  # of the device for each, in the order of their start
+    # By step, with the seconds that it may take.
+    _planned: dict[int, tuple[list[Extend], float]] = field(default_factory=dict)
     _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property

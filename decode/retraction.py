@@ -65,12 +65,11 @@ class Retraction:
     settling: list[Req] = field(default_factory=list)  # their last step may be in flight
     _backfilled: int = 0
     _copies: dict[int, _Copy] = field(default_factory=dict)
-    _line: deque[tuple[Req, list[int]]] = field(
-        default_factory=deque
-    )  # with their host pages; one to be computed again has none
+    # With their host pages; one that is to be computed again has none.
+    _line: deque[tuple[Req, list[int]]] = field(default_factory=deque)
     _returned: dict[Req, int] = field(
         default_factory=dict
-    )  # with their tokens then; they have got none since
+    )  # with their tokens then: they have got none since
     _next_copy_id: int = 1
 
     @property

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks.outgrown_pool`: chats that outgrow the KV memory of `segue up`, seen from outside.
+"""Chats that outgrow the KV memory of `segue up`: `python -m tests.integration.faults.outgrown_pool`.
 
 Twelve chats without `max_tokens` that end with the context alone, and beside them six prompts of 4,400 tokens, for two
 minutes, with the settings that `segue up` has by itself (12,288 tokens of KV). Then each stream's tokens are compared
