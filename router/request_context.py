@@ -36,7 +36,7 @@ class Connection(Protocol):
 
 
 class Account(Protocol):
-    """Who pays for a request: see `router.access.usage_accounts`."""
+    """Who pays for a request: see `router.access.keyed_clients`."""
 
     def reserve(self, requests: Sequence[ClientRequest], now: float) -> None: ...
 

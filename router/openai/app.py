@@ -30,9 +30,8 @@ from router.access.browser_guard import guarded
 from router.openai.completions import CompletionEndpoint
 from router.openai.serving import OpenAIServing
 from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
-from router.replies.anthropic_errors import speaks_anthropic
 from router.replies.known_paths import SERVED, describe_unknown
-from router.replies.replies import error_body, error_of, send_json
+from router.replies.replies import error_body, error_of, send_json, speaks_anthropic
 from router.request_context import context_of
 from shared.primitives.errors import RequestError
 from shared.process.health import Health

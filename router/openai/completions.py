@@ -38,12 +38,12 @@ from router.openai.responses.events import ResponsesObjects
 from router.openai.serving import OpenAIServing
 from router.openai.tools.answer_reading import TextOptions
 from router.openai.tools.structured_output import bad_word_ids, check_masks
+from router.parsers.answer_parser import ThoughtTokens
 from router.replies.replies import DisconnectedError, send_request_error
 from router.request_context import Account, RequestContext, context_of
 from router.shell import TokenSink
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
-from router.text.thought_tokens import ThoughtTokens
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.sampled import TokenLogprobs

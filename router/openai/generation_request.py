@@ -28,7 +28,7 @@ from router.openai.fields.states import Endpoint
 from router.openai.fields.table import read_by_table
 from router.openai.fields.thinking import separates_thoughts, shows_thoughts
 from router.openai.messages.fields import read_messages
-from router.openai.prompts.chat_options import chat_options
+from router.openai.prompts.chat_messages import chat_options
 from router.openai.prompts.prompts import ChatPrompt, CompletionPrompt, Truncation
 from router.openai.responses.fields import ChatOfResponses, RepeatedFields, read_responses, repeated_fields
 from router.openai.serving import OpenAIServing

@@ -20,8 +20,7 @@ from router.openai.fields.own_words import in_own_words
 from router.openai.fields.request_body import decode
 from router.openai.fields.table import read_by_table
 from router.openai.messages.fields import MessagesFields, as_chat, too_long_error
-from router.openai.prompts.chat_messages import NO_BYTES
-from router.openai.prompts.chat_options import chat_options
+from router.openai.prompts.chat_messages import NO_BYTES, chat_options
 from router.openai.prompts.prompts import TRUNCATED_CONTEXTS_MAX, TokenIds, Truncation, check_token_ids
 from router.openai.serving import OpenAIServing
 from router.openai.tools.choice import tool_use

@@ -1,7 +1,7 @@
 """Replies over plain ASGI: JSON, and errors in the shape that the client reads.
 
-The one place that knows OpenAI's `{"error": {"message", "type", "param", "code"}}`; Anthropic's is `anthropic_errors`'.
-Messages are written by this program and quote numbers at most, never what a client sent as text.
+The one place that knows OpenAI's `{"error": {"message", "type", "param", "code"}}` and Anthropic's errors. Messages are
+written by this program and quote numbers at most, never what a client sent as text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 from starlette.types import Scope, Send
 
 from router.core.effects import RequestFailed
-from router.replies.anthropic_errors import error_object, speaks_anthropic
 from router.request_context import context_of
 from shared.primitives.errors import RequestError
 
@@ -108,3 +107,35 @@ async def send_request_error(
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
     await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
+
+
+# ---- Errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}, "request_id"}` --------
+# The statuses are those of the other APIs. Anthropic answers 529 when it has no room, which no list of HTTP statuses
+# has: here that is 503, as for every other client, and its type says `overloaded_error`, which is what clients look at.
+
+
+PATH = "/v1/messages"
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is for this API, or of a client of Anthropic's to another path."""
+    path: str = scope["path"]
+    return path.startswith(PATH) or b"anthropic-version" in dict(scope["headers"])
+
+
+def error_object(status: int, message: str, rid: str | None = None) -> dict[str, Any]:
+    """Anthropic's error object; `rid` leads to what became of the request."""
+    error = {"type": _ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": message}
+    return {"type": "error", "error": error} | ({"request_id": rid} if rid else {})

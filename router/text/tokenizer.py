@@ -20,11 +20,10 @@ from typing import Any, Protocol
 
 from router.parsers.answer_formats import ReasoningParser, ToolCallParser, choose_format
 from router.parsers.answer_parser import AnswerFormatReader
-from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message
+from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message, TimeLimit
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids
 from router.text.split_points import NoSplitPointError, find_split_points
-from router.text.time_limit import TimeLimit
 from shared.model_files import read_config
 from shared.primitives.errors import ModelError
 

@@ -23,9 +23,9 @@ from dataclasses import fields
 
 import uvloop
 
-from router.access.key_counters import KeyCounters
+from router.access.key_ring import KeyCounters
+from router.access.keyed_clients import UsageAccount, UsageAccounts
 from router.access.quotas import Quotas
-from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, Outcome

@@ -9,13 +9,13 @@ from typing import Any, get_args
 
 import msgspec
 
-from router.openai.fields.known import KNOWN_FIELDS
 from router.openai.fields.states import FieldState, KnownField, Origin
+from router.openai.fields.table import KNOWN_FIELDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 HEAD = """# The API
 
-Written by `make docs` out of `router/openai/fields/known.py`; edit that.
+Written by `make docs` out of `router/openai/fields/of_*.py`; edit those.
 
 Every field of the requests of OpenAI, Anthropic, vLLM and SGLang is here, and many of other servers. An application
 never breaks for what it asks beside its question, and is never answered another one in silence:

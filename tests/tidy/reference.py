@@ -17,7 +17,7 @@ from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
-from router.access.key_counters import KeyCounters
+from router.access.key_ring import KeyCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.listener.connections import ClientCounters

@@ -22,10 +22,9 @@ from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.openai.answers.packed_list import TokenEntry
-from router.parsers.answer_parser import AnswerDelta, AnswerParser
+from router.parsers.answer_parser import AnswerDelta, AnswerParser, ThoughtTokens
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
-from router.text.thought_tokens import ThoughtTokens
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Logprobs
 

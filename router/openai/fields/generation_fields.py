@@ -1,6 +1,6 @@
 """The served fields of a completion and of a chat, as they come in JSON. Null means the default everywhere.
 
-Requests of /v1/responses and /v1/messages become a chat's. What becomes of all other fields is in `known`. Prompts,
+Requests of /v1/responses and /v1/messages become a chat's. What becomes of all other fields is in `table`. Prompts,
 messages, tools and schemas are kept as bytes until it is known how large they are.
 """
 

@@ -1,9 +1,9 @@
-"""The fields that vLLM and SGLang add to OpenAI's, and what becomes of each; a part of `known`."""
+"""The fields that vLLM and SGLang add to OpenAI's, and what becomes of each; a part of `table`."""
 
 from __future__ import annotations
 
 from router.openai.fields.generation_fields import SAMPLING_OF_ENGINES
-from router.openai.fields.of_openai import TEXT_ONLY
+from router.openai.fields.of_apis import TEXT_ONLY
 from router.openai.fields.states import (
     ALL,
     BOTH,

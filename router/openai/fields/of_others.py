@@ -1,4 +1,4 @@
-"""Fields that clients of other servers send, and what becomes of each; a part of `known`.
+"""Fields that clients of other servers send, and what becomes of each; a part of `table`.
 
 A name that means exactly what a served field means is an alias of that. A sampler that is not here is passed over: the
 answer is still one to the question. What would be another question, or another form of answer, is refused.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.openai.fields.generation_fields import SAMPLING
-from router.openai.fields.of_openai import NO_TOOLS_OF_ITS_OWN, TEXT_ONLY
+from router.openai.fields.of_apis import NO_TOOLS_OF_ITS_OWN, TEXT_ONLY
 from router.openai.fields.states import (
     ALL,
     BOTH,

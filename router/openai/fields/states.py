@@ -1,4 +1,4 @@
-"""What may become of a field of a request; see `known`, which says it of each.
+"""What may become of a field of a request; see `table`, which says it of each.
 
 served       the struct of its endpoint has it
 alias        it means what a served field means, and is served as that

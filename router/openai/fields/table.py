@@ -1,6 +1,8 @@
-"""Reads a body by the table of `known`: what asks for something and is not served is refused, or named in the answer.
+"""Reads a body by a table of every field: what asks for something and is not served is refused, or named in the answer.
 
-Values stay bytes until they are asked for, and all but the prompt are bounded together before.
+The table is data alone, in `of_apis`, `of_engines` and `of_others`: a field that would change the output is served,
+refused or named in the answer's header, never ignored in silence; see `states`. `python -m tests.tidy.api_page` writes
+docs/api.md out of it. Values stay bytes until they are asked for, and all but the prompt are bounded together before.
 """
 
 from __future__ import annotations
@@ -11,11 +13,22 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from router.openai.fields.ignored import Ignored
-from router.openai.fields.known import KNOWN_FIELDS, fields_of
+from router.openai.fields.of_apis import ANTHROPIC_FIELDS, OPENAI_FIELDS, RESPONSES_FIELDS
+from router.openai.fields.of_engines import SGLANG_FIELDS, VLLM_FIELDS
+from router.openai.fields.of_others import OTHER_FIELDS
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import OBJECTS, UNKNOWN, check_guarded, check_names
 from router.openai.fields.states import Endpoint, KnownField
 from shared.primitives.errors import RequestError
+
+KNOWN_FIELDS: tuple[KnownField, ...] = (
+    *OPENAI_FIELDS,
+    *RESPONSES_FIELDS,
+    *ANTHROPIC_FIELDS,
+    *VLLM_FIELDS,
+    *SGLANG_FIELDS,
+    *OTHER_FIELDS,
+)
 
 SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that are all escaped take 200 KiB
 NEUTRAL_BYTES_MAX = 64
@@ -35,6 +48,12 @@ _SERVED_ELSEWHERE = frozenset(field.name for field in KNOWN_FIELDS if field.stat
 _CHECKED_OBJECTS = ("stream_options", "text", "thinking", "output_config", "output_format")
 
 
+@cache
+def fields_of(endpoint: Endpoint) -> dict[str, KnownField]:
+    """What the table says of each field of an endpoint, by name."""
+    return {field.name: field for field in KNOWN_FIELDS if endpoint in field.endpoints}
+
+
 def read_by_table(
     body: bytes | bytearray, endpoint: Endpoint, kind: type[FieldsT], ignored: Ignored
 ) -> FieldsT:
@@ -45,7 +64,7 @@ def read_by_table(
     given, unknown = _given(endpoint, body)
     if sum(len(value) for name, value in given.items() if name not in LARGE_FIELDS) > SMALL_FIELDS_BYTES_MAX:
         raise RequestError(f"the fields beside the prompt must not exceed {SMALL_FIELDS_BYTES_MAX} bytes")
-    known, aliases = fields_of_endpoint(endpoint), []
+    known, aliases = fields_of(endpoint), []
     for name, value in given.items():
         field = known[name]
         if field.state in ("served", "no effect") or is_neutral(value, field.neutral):
@@ -106,12 +125,6 @@ def _is_same(decoded: Any, neutral: Any) -> bool:
     return isinstance(decoded, bool) == isinstance(neutral, bool) and bool(decoded == neutral)
 
 
-@cache
-def fields_of_endpoint(endpoint: Endpoint) -> dict[str, KnownField]:
-    """See `known.fields_of`; made once."""
-    return fields_of(endpoint)
-
-
 def _given(endpoint: Endpoint, body: bytes | bytearray) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The bytes of every known field of a body, and of those that the endpoint does not know.
 
@@ -120,7 +133,7 @@ def _given(endpoint: Endpoint, body: bytes | bytearray) -> tuple[dict[str, bytes
     if body.count(b":") > NAMES_MAX:
         fields = msgspec.structs.asdict(decode(body, _envelope_of(endpoint)))
         return {name: bytes(value) for name, value in fields.items() if value is not _ABSENT}, {}
-    known = fields_of_endpoint(endpoint)
+    known = fields_of(endpoint)
     given: dict[str, bytes] = {}
     unknown: dict[str, bytes] = {}
     for name, value in decode(body, dict[str, msgspec.Raw]).items():
@@ -130,13 +143,13 @@ def _given(endpoint: Endpoint, body: bytes | bytearray) -> tuple[dict[str, bytes
 
 @cache
 def _envelope_of(endpoint: Endpoint) -> Any:
-    fields = [(name, msgspec.Raw, _ABSENT) for name in fields_of_endpoint(endpoint)]
+    fields = [(name, msgspec.Raw, _ABSENT) for name in fields_of(endpoint)]
     return msgspec.defstruct("_Envelope", fields)
 
 
 def _pass_over(endpoint: Endpoint, given: dict[str, bytes], ignored: Ignored) -> None:
     """Note the fields that this endpoint does not have; raises `RequestError` for one that was surely meant."""
-    served = [name for name, field in fields_of_endpoint(endpoint).items() if field.state == "served"]
+    served = [name for name, field in fields_of(endpoint).items() if field.state == "served"]
     check_guarded((name for name in given if name not in _SERVED_ELSEWHERE), served)
     for name, value in given.items():
         other = _ELSEWHERE.get(name)

@@ -5,18 +5,26 @@ tool has given is a message of role `tool` that names the call. OpenAI's older `
 the same.
 
 What frameworks send back of an assistant or a tool may have no content: null and an empty list are "". Parts of
-thoughts are the message's thoughts, and a refusal is text.
+thoughts are the message's thoughts, and a refusal is text. `chat_options` says how the messages are to be rendered.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from router.openai.fields.generation_fields import ChatFields
+from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode, missing_field
+from router.openai.fields.thinking import template_variables
+from router.parsers.answer_formats import CallWriting
+from router.parsers.answer_parser import AnswerFormatReader
 from router.parsers.custom_input import INPUT
-from router.text.chat_template import Message
+from router.text.chat_template import ChatOptions, Message
+from router.text.tokenizer import Tokenizer
 from shared.grammar.bounds import check_nesting
 from shared.primitives.errors import RequestError
 
@@ -208,3 +216,74 @@ def _thought(part: TextPart) -> str:
     if isinstance(part.thinking, list):
         return "".join(inner.text for inner in part.thinking)
     return part.thinking or part.text or ""
+
+
+def chat_options(
+    fields: ChatFields, tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, ignored: Ignored
+) -> ChatOptions:
+    """How messages are rendered with `tools`; raises `RequestError` for options that exclude each other."""
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message continues the last message: add_generation_prompt must be false",
+            param="add_generation_prompt",
+        )
+    return ChatOptions(
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
+        variables=template_variables(fields, tokenizer, ignored),
+        documents=fields.documents or None,
+        tools=tools or None,
+    )
+
+
+# ---- Tools in words: for chat templates that know neither tools, nor their calls, nor their results ------------------
+# The system message describes the tools, an assistant's calls become its text as the model shall write them, and a
+# tool's result is a message of the user.
+
+
+_IN_WORDS = (
+    "You may call functions. Their descriptions, one a line:\n<tools>\n{tools}\n</tools>\n"
+    "To call one, write its name and its arguments as JSON, and nothing behind it:\n{example}"
+)
+
+
+def not_shown(param: str) -> RequestError:
+    """The error of a model that can neither be shown tools nor told of them; `param` is the field that has them."""
+    return RequestError(
+        "this model's chat template does not show calls of tools: use a model that was trained with tools, or start"
+        " the router with --tool-call-parser hermes",
+        param=param,
+    )
+
+
+def in_words(
+    messages: list[Message], tools: Sequence[Mapping[str, Any]], reader: AnswerFormatReader
+) -> list[Message]:
+    """The messages of a chat for a template that knows neither tools nor their calls nor their results."""
+    writing = reader.forced.format.writing
+    assert writing is not None
+    plain = [_without_tools(message, writing) for message in messages]
+    if not tools:
+        return plain
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    words = _IN_WORDS.format(tools=listed, example=_written_call("NAME", {"ARGUMENT": "VALUE"}, writing))
+    if plain and plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{words}"}, *plain[1:]]
+    return [{"role": "system", "content": words}, *plain]
+
+
+def _without_tools(message: Message, writing: CallWriting) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        _written_call(call["function"]["name"], call["function"]["arguments"], writing)
+        for call in message["tool_calls"]
+    ]
+    return {"role": "assistant", "content": "\n".join([message["content"], *calls]).strip()}
+
+
+def _written_call(name: str, arguments: Any, writing: CallWriting) -> str:
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return writing.one_call(name, text)

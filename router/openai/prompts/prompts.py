@@ -26,8 +26,13 @@ from starlette.types import Receive
 
 from router.config import RouterConfig
 from router.openai.fields.request_body import decode
-from router.openai.prompts.chat_messages import MessageFields, template_message, without_late_system
-from router.openai.prompts.tools_in_words import in_words, not_shown
+from router.openai.prompts.chat_messages import (
+    MessageFields,
+    in_words,
+    not_shown,
+    template_message,
+    without_late_system,
+)
 from router.replies.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError

@@ -24,8 +24,6 @@ from router.openai.fields.generation_fields import GenerationFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
-from router.openai.tools.lenient_schemas import has_pattern_annotations, with_patterns_as_annotations
-from router.openai.tools.schema_walk import rewritten
 from router.text.tokenizer import Tokenizer
 from shared.grammar import limits
 from shared.grammar.bounds import check_bounds, check_nesting, too_large
@@ -345,3 +343,48 @@ def check_masks(params: SamplingParams, eos_token_ids: Collection[int]) -> None:
 
 def _refused(at: int, reason: str) -> RequestError:
     return RequestError(f"bad_words[{at}] {reason}", param=f"bad_words[{at}]")
+
+
+# ---- patterns of a lenient JSON schema that no worker can keep to: they look around, or refer back -------------------
+# JavaScript's regular expressions have both, and zod writes them for an e-mail address. Such a pattern becomes an
+# annotation under another name, so that the rest of the schema is kept, and the answer's header tells of it.
+
+
+VALUES = {"const", "enum", "default", "examples"}  # keywords that hold values and no schemas
+_ANNOTATION = "x-pattern"
+_BEYOND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+
+
+def with_patterns_as_annotations(schema: bytes) -> bytes:
+    """A schema as JSON, without such patterns."""
+    return rewritten(schema, "pattern", _pattern_as_annotation)
+
+
+def _pattern_as_annotation(node: dict[str, Any]) -> None:
+    pattern = node.get("pattern")
+    if isinstance(pattern, str) and _BEYOND.search(pattern):
+        node[_ANNOTATION] = node.pop("pattern")
+
+
+def has_pattern_annotations(grammar: Grammar) -> bool:
+    """Whether a grammar's schema has lost a pattern."""
+    return f'"{_ANNOTATION}"' in grammar.text
+
+
+def rewritten(schema: bytes, keyword: str, rewrite: Callable[[dict[str, Any]], None]) -> bytes:
+    """A schema as JSON, after `rewrite` has changed each of its objects; unread where `keyword` does not occur.
+
+    Nothing here recurses, however deep the schema is.
+    """
+    if f'"{keyword}"'.encode() not in schema:
+        return schema
+    whole = msgspec.json.decode(schema)
+    waiting = [whole]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, list):
+            waiting += node
+        elif isinstance(node, dict):
+            rewrite(node)
+            waiting += (value for key, value in node.items() if key not in VALUES)
+    return msgspec.json.encode(whole)

@@ -187,7 +187,7 @@ ROUTER_BOUNDS = (
         "400",
         "four items for each token of the context, of one of two tokenizer threads",
         f"{UNIT}/openai/responses/test_responses.py::test_more_items_than_the_context_could_hold_are_not_read",
-        place="router.openai.responses.input",
+        place="router.openai.responses.fields",
     ),
     Bound(
         "PENDING_TOKENS_MAX",

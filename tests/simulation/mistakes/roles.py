@@ -278,7 +278,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker could not fetch": "_unreachable",
         "a request lost its worker": "_lost",
     },
-    "router.discovery.cells": {"a fleet is divided": "divide", "cells get routers": "served_cells"},
+    "router.discovery.known_pods": {"a fleet is divided": "divide", "cells get routers": "served_cells"},
     "shared.wire.messages.Hello": {"a peer reads a message": "reads"},
     # ---- engine ----
     "shared.engine.attention.plan_guard.PlanGuard": {"a plan waits for the one before": "__enter__"},

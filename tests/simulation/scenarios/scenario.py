@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import msgspec
 
-from router.discovery.cells import ROUTERS_MIN, workers_of
+from router.discovery.known_pods import ROUTERS_MIN, workers_of
 from router.placement_policies import PolicyName
 from shared.kv.radix_cache import EvictionPolicy
 from shared.scheduling.queue_policy import QueuePolicy

@@ -320,7 +320,7 @@ def test_a_logged_request_is_one_line_with_its_tokens_and_no_key(
         pytest.MonkeyPatch.context() as patch,
     ):
         write = lambda event, **fields: lines.append({"event": event} | fields)  # noqa: E731
-        patch.setattr("router.access.usage_accounts.log.info", write)
+        patch.setattr("router.access.keyed_clients.log.info", write)
         body = {**BODY, "prompt": ["abc", "de"]}
         headers = {"authorization": f"Bearer {SHOP}"}
         answer = running.http.post("/v1/completions", json=body, headers=headers)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from router.access.key_counters import KeyCounters
+from router.access.key_ring import KeyCounters
+from router.access.keyed_clients import UsageAccount, UsageAccounts
 from router.access.quotas import RESERVED_OUTPUT_MAX, KeyQuota
-from router.access.usage_accounts import UsageAccount, UsageAccounts
 from router.core.effects import ClientRequest, Outcome, RequestAborted, RequestCompleted, RequestFailed, Usage
 from router.shell import TokenSink
 from shared.process.api_keys import ApiKey

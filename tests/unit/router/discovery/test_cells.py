@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.cells import ROUTERS_MIN, cells_of, divide, served_cells, workers_of
+from router.discovery.known_pods import ROUTERS_MIN, cells_of, divide, served_cells, workers_of
 
 SIZE_MAX = 8
 COUNTS = st.integers(1, 60)

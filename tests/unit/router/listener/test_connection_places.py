@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from router.listener.places import KEYED_SHARE, Places
+from router.listener.connections import KEYED_SHARE, Places
 from shared.process.api_keys import key_line
 from tests.unit.router.raw_http import GET, Answer, answered, answers, connect, post, received
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.openai.fields.known import KNOWN_FIELDS
+from router.openai.fields.table import KNOWN_FIELDS
 from tests.fuzzing import fuzzed
 from tests.unit.router.conftest import Routers
 from tests.unit.router.scripted_workers import MODEL

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from router.text.time_limit import TimeLimit, TimeLimitError
+from router.text.chat_template import TimeLimit, TimeLimitError
 from tests.waiting import comes_true
 
 

@@ -14,13 +14,14 @@ from openai.resources.completions import Completions
 
 from router.openai.fields.generation_fields import ChatFields, CompletionFields, GenerationFields
 from router.openai.fields.ignored import Ignored
-from router.openai.fields.known import KNOWN_FIELDS, fields_of
 from router.openai.fields.spelling import edits
 from router.openai.fields.states import BOTH, Endpoint
 from router.openai.fields.table import (
+    KNOWN_FIELDS,
     NAMES_MAX,
     NEUTRAL_BYTES_MAX,
     OTHER_ENDPOINTS,
+    fields_of,
     is_neutral,
     read_by_table,
 )

@@ -14,7 +14,7 @@ from router.openai.fields.ignored import Ignored
 from router.openai.messages.blocks import NULL
 from router.openai.messages.history import read_history
 from router.openai.prompts.chat_messages import without_late_system
-from router.openai.responses.input import chat_messages
+from router.openai.responses.fields import chat_messages
 from router.text.chat_template import Message
 
 Json = dict[str, Any]

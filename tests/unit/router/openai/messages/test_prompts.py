@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.openai.fields.known import fields_of
+from router.openai.fields.table import fields_of
 from router.openai.messages.fields import MessagesFields
 from router.openai.messages.history import OBJECTS_PER_TOKEN_MAX
 from router.text.tokenizer import Tokenizer

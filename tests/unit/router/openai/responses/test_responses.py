@@ -14,7 +14,7 @@ from openai.resources.responses import Responses
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from router.openai.fields.known import fields_of
+from router.openai.fields.table import fields_of
 from router.openai.responses.fields import ResponsesFields
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.openai.tools.agents import CALL, CITY_MODEL, CONTEXT_LEN
