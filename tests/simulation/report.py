@@ -93,7 +93,7 @@ CONTINUATIONS = [
     "lease_ended",
     "retracted",
 ]
-DROPPED = ["ended", "old_attempt", "other_worker"]
+DROPPED = ["ended", "old_attempt", "other_worker", "unexpected"]
 ENDS = [
     "stop at the first token",
     "length at the first token",
@@ -124,6 +124,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a worker was dropped",
     "judged at router: a worker is silent",
     "judged at router: a silent worker is alone, or not yet found",
+    "judged at router: a pause is told by its cause",
+    "judged at router: a pause of another worker or attempt",
     "judged at prefill: no more than a share",
     "judged at prefill: below its share into what is kept",
     "judged at prefill: below its share waits for input",

@@ -23,6 +23,7 @@ AREAS = {
     "migration",
     "draining",
     "page_pool",
+    "pauses",
     "radix_cache",
     "leases",
     "links",

@@ -101,6 +101,11 @@ class Lies:
         lies.append(Lie(way, kind, choice))
         self.liars.add(peer_name(hello))
 
+    def tell_now(self, liar: Liar, lie: Lie) -> None:
+        """It is about what this worker says next."""
+        self._waiting.setdefault(peer_name(liar.hello), deque()).appendleft(lie)
+        self.liars.add(peer_name(liar.hello))
+
     def swallow(self, liar: Liar | None, fault: Fault) -> None:
         """From now on this worker takes requests and does nothing with them; None: there is none."""
         if liar is not None:

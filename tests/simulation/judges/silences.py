@@ -49,6 +49,7 @@ class Sent:
     reported: bool  # the worker reports it: no grammar must be compiled before
     kv_group: tuple[str, str]
     answered_at: float | None = None
+    heard_at: float = 0.0  # when the worker said something of it last
 
 
 class JudgedSilences:
@@ -76,6 +77,10 @@ class JudgedSilences:
         elif isinstance(message, Cancel):
             self._end(peer, message.rid, message.attempt, now)
 
+    def held_by(self, peer: str) -> dict[str, int]:
+        """The attempts that a worker has, by rid."""
+        return {rid: sent.attempt for rid, sent in self._open[peer].items()}
+
     def hear(self, event: LinkEvent, now: float) -> None:
         """A worker says something, comes or goes."""
         match event:
@@ -97,7 +102,9 @@ class JudgedSilences:
             self._core.judged["a worker is silent"] += 1
             self._prove_silent(peer, now)
             self._found[peer] = now
-        elif note.event == "request.stalled" and peer in self._lies.swallowing:
+        elif note.event == "request.stalled":
+            self._prove_stalled(peer, str(note.fields["rid"]), now)
+        if note.event == "request.stalled" and peer in self._lies.swallowing:
             self._core.judged["a silent worker is alone, or not yet found"] += 1
             last_look = now - self._core.settings.silent_seconds / LOOKS - ROUNDING
             if self._changed.get(peer, 0.0) < last_look:
@@ -109,7 +116,9 @@ class JudgedSilences:
         sent = self._open[peer].get(message.rid)
         if sent is None or sent.attempt != message.attempt:
             return
-        self._heard[peer] = now
+        if isinstance(message, Paused) and self._core.fleet.workers[peer].hello.role == "prefill":
+            return  # prompts do not pause
+        self._heard[peer] = sent.heard_at = now
         self._found.pop(peer, None)
         if isinstance(message, Prefilled | Row) and sent.answered_at is None:
             sent.answered_at = now
@@ -125,6 +134,14 @@ class JudgedSilences:
         if sent is not None and sent.attempt <= attempt:
             del self._open[peer][rid]
             self._changed[peer] = now
+
+    def _prove_stalled(self, peer: str, rid: str, now: float) -> None:
+        """Its worker has said nothing of it for long, nor that it is paused."""
+        sent = self._open[peer][rid]
+        quiet = now - max(sent.at, sent.heard_at)
+        assert quiet > self._core.settings.stall_seconds - ROUNDING, (
+            f"{rid} is given up at {peer}, {quiet:g} s after it was spoken of"
+        )
 
     def _prove_silent(self, peer: str, now: float) -> None:
         lies = self._lies

@@ -277,6 +277,8 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.worker_events.worker_replies.WorkerReplies": {
         "a worker could not fetch": "_unreachable",
         "a request lost its worker": "_lost",
+        "a worker keeps a request that does not run": "paused",
+        "requests that are spoken of": "_requests",
     },
     "router.discovery.known_pods": {"a fleet is divided": "divide", "cells get routers": "served_cells"},
     "shared.wire.messages.Hello": {"a peer reads a message": "reads"},

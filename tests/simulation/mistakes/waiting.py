@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from msgspec.structs import replace
+
 from router.core.effects import RequestAborted, RequestFailed
 from router.core.requests.lifecycle import RequestEvent
 from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
@@ -59,6 +61,33 @@ def _begun_is_refused(requeue: Any, requests: Any, live: Any, event: Any, now: f
         requeue(requests, live, event, now, **said)
 
 
+def _pause_is_no_sign_of_life(paused: Any, replies: Any, worker: Any, message: Any, now: float) -> None:
+    live = get(replies, "requests that are spoken of").live.get(message.rid)
+    heard_at = live.heard_at if live is not None else 0.0
+    paused(replies, worker, message, now)
+    if live is not None:
+        live.heard_at = heard_at
+
+
+def _pause_has_no_cause(paused: Any, replies: Any, worker: Any, message: Any, now: float) -> None:
+    live = get(replies, "requests that are spoken of").live.get(message.rid)
+    cause = live.held_up_by if live is not None else "other"
+    paused(replies, worker, message, now)
+    if live is not None:
+        live.held_up_by = cause
+
+
+def _pause_of_any_attempt(paused: Any, replies: Any, worker: Any, message: Any, now: float) -> None:
+    live = get(replies, "requests that are spoken of").live.get(message.rid)
+    attempt = live.attempt if live is not None else message.attempt
+    paused(replies, worker, replace(message, attempt=attempt), now)
+
+
+def _pause_by_any_worker(paused: Any, replies: Any, worker: Any, message: Any, now: float) -> None:
+    live = get(replies, "requests that are spoken of").live.get(message.rid)
+    paused(replies, live.worker or worker if live is not None else worker, message, now)
+
+
 def _order_of_arrival_alone(_: Any, queue: Any, live: Any) -> Any:
     start = live.starts[get(queue, "the state whose requests a queue has")]
     return (True, -live.request.priority, start, live.arrival)
@@ -82,6 +111,20 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "streams that have begun wait behind new prompts": {"turns of a queue": _order_of_arrival_alone},
         "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
+    },
+    "pauses": {
+        "a paused stream is taken for forgotten": {
+            "a worker keeps a request that does not run": _pause_is_no_sign_of_life
+        },
+        "nobody is told that a stream was paused": {
+            "a worker keeps a request that does not run": _pause_has_no_cause
+        },
+        "a pause of an older attempt counts": {
+            "a worker keeps a request that does not run": _pause_of_any_attempt
+        },
+        "a pause that another worker tells counts": {
+            "a worker keeps a request that does not run": _pause_by_any_worker
+        },
     },
     "waiting": {
         "as much is computed as prefill can, whatever decode takes": {

@@ -14,6 +14,7 @@ from tests.simulation.oracle.model import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.simulation.oracle.toy_grammar import BARREN, FIRM, FRAIL, SLOW
 from tests.simulation.scenarios.bounds import bounds
 from tests.simulation.scenarios.faults import (
+    FALSE_PAUSE,
     FORGET,
     HANG,
     LIE,
@@ -374,6 +375,7 @@ def _strike(
 
 hangs = _strike("hangs", 0.35, (HANG,), lambda world: not world.calm)
 nonsense = _strike("nonsense", 0.5, (NONSENSE,), lambda _: True)  # it may cost nobody anything
+false_pauses = _strike("false pauses", 0.25, (FALSE_PAUSE,) * 6, lambda _: True)  # neither may these
 # It may cost a request an attempt.
 thefts = _strike("thefts", 0.35, (THEFT,) * 2, lambda world: not world.calm and world.fabric.tls)
 
@@ -399,6 +401,7 @@ VARIATIONS: tuple[Variation, ...] = (
     thefts,
     lying,
     silences,
+    false_pauses,
     rollout_of_workers,
     with_groups,
     grammars,

@@ -24,6 +24,7 @@ from shared.wire.messages import Decode, FinishReason, Hello, Message
 from shared.wire.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.judges.fairness import JudgedRouterCore
+from tests.simulation.judges.pauses import JudgedPauses
 from tests.simulation.judges.silences import JudgedSilences
 from tests.simulation.oracle.model import EOS_TOKEN_IDS, expected_logprobs, expected_output, expected_scores
 from tests.simulation.scenarios.scenario import PlannedRequest
@@ -150,6 +151,8 @@ class Router:
         self._network = world.network
         self.core.liars = world.network.lies.liars
         self._silences = JudgedSilences(self.core, world.network.lies)
+        self.held_by = self._silences.held_by  # attempts that a worker has, by rid
+        self._pauses = JudgedPauses(self.core, self._silences)
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
@@ -169,8 +172,9 @@ class Router:
 
     def deliver(self, event: LinkEvent) -> None:
         self.core.fails_at = self._network.fails_at
-        self._silences.hear(event, self.process.now)
-        self.core.link(event, self.process.now)
+        now = self.process.now
+        self._silences.hear(event, now)
+        self._pauses.take(event, lambda: self.core.link(event, now))
         self.core.settle(self.process.now)
         self._pass.run()
         worker = self.core.fleet.workers.get(event.peer)
@@ -310,6 +314,9 @@ class Router:
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         self._journal(rid, token_ids)
+        shown = self.core.debug(rid)
+        assert shown is not None, rid
+        self._pauses.tokens(rid, shown["attempts"], self.process.now)  # type: ignore[arg-type]
         client = self.clients[rid]
         client.tokens(index, token_ids, logprobs)
         self._hear(client)

@@ -16,14 +16,24 @@ from router.core.effects import RequestFailed
 from shared.kv.page_pool import PageState
 from shared.links.events import Received, peer_name
 from shared.primitives.errors import SegueError
-from shared.wire.messages import Cancel, Role
-from tests.simulation.adversaries.lies import Lies
+from shared.wire.messages import Cancel, Paused, Role
+from tests.simulation.adversaries import false_pauses
+from tests.simulation.adversaries.lies import Lie, Lies
 from tests.simulation.adversaries.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.adversaries.thief import Thief
 from tests.simulation.judges.fairness import JudgedPrefill
 from tests.simulation.judges.groups import prove_prompts_are_computed_once
 from tests.simulation.judges.tenancy import TenantWitness, prove_caches_are_apart
-from tests.simulation.scenarios.faults import FORGET, HANG, LIE, NONSENSE, SWALLOW, THEFT, Fault
+from tests.simulation.scenarios.faults import (
+    FALSE_PAUSE,
+    FORGET,
+    HANG,
+    LIE,
+    NONSENSE,
+    SWALLOW,
+    THEFT,
+    Fault,
+)
 from tests.simulation.scenarios.scenario import SimulationScenario, dialed
 from tests.simulation.world.clients import Router, SimulatedClient
 from tests.simulation.world.fabric import Fabric
@@ -175,7 +185,7 @@ class World:
             case kind if kind == HANG:
                 turning = [worker for worker in self.workers.values() if not worker.hanging]
                 self._hang(self._victim(fault, turning), fault)
-            case kind if kind in (FORGET, LIE, NONSENSE, SWALLOW, THEFT):
+            case kind if kind in (FALSE_PAUSE, FORGET, LIE, NONSENSE, SWALLOW, THEFT):
                 self._confuse(fault)
             case "isolation":
                 victim = self._victim(fault, list(self.workers.values()))
@@ -194,6 +204,31 @@ class World:
         link = links[fault.choice % len(links)]
         holder = self.all_workers[fault.choice % len(self.all_workers)].agent.holder
         link.send(link.router, unsound_command(link.worker.endpoint.hello, rid, holder, fault.choice))
+
+    def _pause_falsely(self, fault: Fault) -> None:
+        """A worker tells a router that knows the message that requests are paused."""
+        links = [
+            link
+            for link in self.network.links
+            if link.worker.up and not link.worker.torn and link.worker.process.runs
+            if link.router.endpoint.hello.reads(Paused)
+        ]
+        if not links:
+            return
+        self.count(f"fault {fault.kind}")
+        link = links[fault.choice % len(links)]
+        router, choice = self.routers[link.router.endpoint.hello.uid], fault.choice // len(links)
+        ways = false_pauses.SOUND if self.scenario.calm else false_pauses.WAYS
+        way = ways[choice % len(ways)]
+        if way not in false_pauses.SOUND:
+            self.lies.tell_now(link.worker.endpoint, Lie(way, Paused.__name__, choice // len(ways)))
+        own = router.held_by(link.worker.peer)
+        others = [
+            router.held_by(worker) for worker in router.core.fleet.workers if worker != link.worker.peer
+        ]
+        elsewhere = {rid: attempt for held in others for rid, attempt in held.items()}
+        for paused in false_pauses.false_pauses(way, own, elsewhere, choice // len(ways)):
+            link.send(link.worker, paused)
 
     def _break(self, links: list[SimulatedLink], fault: Fault) -> None:
         broken = [link for link in links if link.break_off(fault.kind, both_ways=fault.kind != "loss")]
@@ -288,6 +323,8 @@ class World:
     def _confuse(self, fault: Fault) -> None:
         if fault.kind == NONSENSE:
             self._send_nonsense(fault)
+        elif fault.kind == FALSE_PAUSE:
+            self._pause_falsely(fault)
         elif fault.kind == THEFT:
             self.count(f"fault {fault.kind}")
             self.thief.steal()
