@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from shared.process.settings import Fraction, PositiveInt
-from shared.worker.prompt_config import PromptConfig
+from shared.worker.worker_config import PromptConfig
 
 
 class PrefillConfig(PromptConfig):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.links.keys import LinkKeys, LinkRole, parse_keys
-from shared.links.new_keys import new_key_files
+from shared.links.keys import LinkKeys, LinkRole, new_key_files, parse_keys
 
 
 def write_new_keys(folder: Path) -> None:

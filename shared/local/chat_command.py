@@ -1,4 +1,4 @@
-"""`segue chat`: a conversation at the terminal with a router that runs.
+"""`segue chat`: a conversation at the terminal with a router that runs; and `segue run`, with one of its own.
 
     segue chat [--url http://127.0.0.1:8000] [--model NAME] [--system TEXT] [--temperature T] [--max-tokens N]
 
@@ -10,12 +10,17 @@ lines with three quotation marks. The key is read from SEGUE_API_KEY, so that no
 from __future__ import annotations
 
 import os
+import re
+import secrets
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, TextIO
+from unicodedata import east_asian_width
 
-from shared.local.answer_lines import AnswerLines
-from shared.local.chat_session import ChatSession
+from shared.local.chat_session import AnswerPiece, ChatSession
 from shared.primitives.errors import StartError
 
 PROMPT = "> "
@@ -108,3 +113,133 @@ def _next_line(prompt: str) -> str | None:
     except (EOFError, KeyboardInterrupt):
         sys.stdout.write("\n" if sys.stdin.isatty() else "")
         return None
+
+
+# ---- `segue run MODEL PROMPT`: one answer of a model, from a deployment of its own that ends with it -----------------
+#     segue run smollm2 "Why is the sky blue?" [flags of segue up]
+#
+# The answer goes to stdout, everything else to stderr. Without a prompt it is a conversation, as `segue chat` has it.
+
+
+_SERVED = re.compile(r".* is served at (http://\S+)/v1,")
+END_SECONDS_MAX = 10.0
+
+
+def run_once(model: str, words: Sequence[str]) -> None:
+    """Carry out the command; `words` are the prompt, if any, and flags of `segue up`. Raises StartError."""
+    prompt, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
+    key = secrets.token_urlsafe(16)  # nobody else on this machine is served meanwhile
+    up = [sys.executable, "-P", "-m", "shared.local.cli", "up", model, "-p", "0", *rest]
+    with subprocess.Popen(
+        up,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "SEGUE_API_KEY": key},
+        process_group=0,
+    ) as child:
+        assert child.stdout is not None
+        try:
+            conversation = ChatSession(_url(child.stdout), key)
+            threading.Thread(target=_pass_on, args=(child.stdout,), daemon=True).start()
+            if prompt is None:
+                talk(conversation)
+            else:
+                write_answer(conversation, prompt)
+        finally:
+            _end(child)
+
+
+def _url(lines: IO[str]) -> str:
+    """Where the deployment listens, once it is ready. Raises StartError if it ends before; it has said why."""
+    url = ""
+    for line in lines:
+        if found := _SERVED.match(line):
+            url = found.group(1)
+        if line.startswith("ready in "):
+            return url
+        if not (found or url or line.startswith("each admin port")):  # nobody else is served
+            sys.stderr.write(line)
+    raise StartError("the model could not be started: the reason is above")
+
+
+def _pass_on(lines: IO[str]) -> None:
+    for line in lines:
+        sys.stderr.write(line)
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    child.terminate()
+    try:
+        child.wait(END_SECONDS_MAX)
+    except subprocess.TimeoutExpired:
+        child.kill()
+
+
+# ---- an answer is written to the terminal as it comes: lines broken between words, thoughts dimmed and apart ---------
+# A word may come in several pieces, so a line is broken by going back: what was written of the word is erased and
+# written again on the next line, as Ollama's command does. Where the output is no terminal, the answer alone is
+# written.
+
+
+DIM, PLAIN = "\033[2m", "\033[0m"
+
+
+class AnswerLines:
+    """One answer. `end` is called however it ended."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output = output
+        self._columns = shutil.get_terminal_size().columns if output.isatty() else 0  # 0: no terminal
+        self._column = 0
+        self._word = ""  # the last of the line, which may go on
+        self._thinking = False
+
+    def write(self, piece: AnswerPiece) -> None:
+        """Write what came."""
+        if not self._columns:
+            self._output.write("" if piece.thought else piece.text)
+        else:
+            self._turn(piece.thought)
+            for character in piece.text:
+                self._put(character)
+        self._output.flush()
+
+    def end(self) -> None:
+        """End the line, and what was dimmed."""
+        self._output.write((PLAIN if self._thinking else "") + "\n")
+        self._output.flush()
+
+    def _turn(self, thought: bool) -> None:
+        """Between thoughts and answer comes an empty line."""
+        if thought == self._thinking:
+            return
+        self._thinking = thought
+        self._output.write(DIM if thought else PLAIN + "\n\n")
+        self._column, self._word = 0, ""
+
+    def _put(self, character: str) -> None:
+        width = _columns(character)
+        full = self._column + width >= self._columns
+        if character == "\n" or (full and character == " "):
+            self._output.write("\n")
+            self._column, self._word = 0, ""
+            return
+        if full:
+            self._break()
+        self._word = "" if character == " " else self._word + character
+        self._column += width
+        self._output.write(character)
+
+    def _break(self) -> None:
+        """Go on in the next line, with the word that was begun; a word of a whole line is cut."""
+        width = sum(map(_columns, self._word))
+        if width >= self._column:
+            width, self._word = 0, ""
+        self._output.write(f"\033[{width}D\033[K\n{self._word}" if width else "\n")
+        self._column = width
+
+
+def _columns(character: str) -> int:
+    """How many columns a terminal gives a character."""
+    return 2 if east_asian_width(character) in "WF" else 1

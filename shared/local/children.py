@@ -1,24 +1,187 @@
 """The child processes of a deployment on this machine: started, watched, restarted and ended.
 
 Children hold the reading end of a pipe whose writing end only this process has: however this process ends, they end.
-`restart_policy` decides which child is started when; `child_process` is one running child. This file carries the
-decisions out and shows the user what happens.
+Two threads serve each child: one passes on its stderr, one asks its `/readyz` until it is ready, and from then on its
+`/livez` as the kubelet does. Neither can make the main thread wait: a child that loads may take seconds to answer, and
+a signal must end the deployment at once. `restart_policy` decides which child is started when; this file carries the
+decisions out and shows the user what happens. Knows neither models nor settings.
 """
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from shared.local.child_process import Child, ChildProcess, Liveness
+import msgspec
+
 from shared.local.console import Service, StartupConsole
 from shared.local.restart_policy import GiveUp, RestartPolicy
 from shared.primitives.errors import StartError
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 3.0  # from the signal to SIGKILL; the whole deployment ends within 5
+HOST = "127.0.0.1"
+PROBE_SECONDS = 0.1  # between two questions
+PROBE_SECONDS_MAX = 1.0  # for an answer
+LAST_LINES_SECONDS_MAX = 1.0  # to read what an ended process wrote
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """When a child that was ready counts as hanging; as the chart's liveness probe says it."""
+
+    period_seconds: float = 10.0
+    answer_seconds_max: float = 5.0
+    failures_max: int = 3  # in a row, since an answer can be late where cores are shared
+
+
+@dataclass(slots=True)
+class Child:
+    """What to run: `python -m ROLE ARGUMENTS`, which answers probes on its admin port."""
+
+    name: str
+    role: str
+    admin_port: int
+    arguments: list[str]
+    environment: Mapping[str, str]
+    inherited: tuple[int, ...] = ()  # descriptors that the arguments name
+
+    @property
+    def admin_address(self) -> str:
+        """Host and port of its probes and metrics."""
+        return f"{HOST}:{self.admin_port}"
+
+
+class ReadinessReport(msgspec.Struct, frozen=True):
+    """What a child answers at `/readyz`. The router's answer may have less."""
+
+    ready: bool = False
+    doing: str = "starting"
+    facts: dict[str, str | int] = {}
+
+
+class ChildProcess:
+    """One process of a child, from its start to its end. A restarted child is a new one."""
+
+    def __init__(self, child: Child, lifeline: int, liveness: Liveness):
+        self.report: ReadinessReport | None = None  # the latest; None: it has not answered yet
+        self.hangs = False  # it was ready once, and does not live any more
+        self.last_line = ""  # on stderr: why the process could not start
+        self._child = child
+        self._liveness = liveness
+        self._ready = threading.Event()
+        self._over = threading.Event()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", child.role, *child.arguments, "--lifeline-fd", str(lifeline)],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=child.environment,
+            pass_fds=[lifeline, *child.inherited],
+            process_group=0,  # Ctrl-C reaches only the parent, which then ends its children in order
+        )
+        self._relay = threading.Thread(target=self._relay_stderr, daemon=True)
+        self._relay.start()
+        threading.Thread(target=self._ask, daemon=True).start()
+
+    def status(self) -> int | None:
+        """The exit status, or the negative number of the signal that ended the process; None while it runs."""
+        status = self._process.poll()
+        if status is not None:
+            self._stop_asking()
+            self._relay.join(LAST_LINES_SECONDS_MAX)
+        return status
+
+    def became_ready(self) -> None:
+        """The report is not needed any more; from now on the process is asked whether it lives."""
+        self._ready.set()
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+
+    def interrupt(self) -> None:
+        """Make the process end at once, without draining.
+
+        SIGINT does that, but a Python that is still starting would answer it with a traceback. Such a process ends
+        by SIGTERM, before SIGINT can reach it.
+        """
+        self._stop_asking()
+        if self.report is None:
+            self._process.send_signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGINT)
+
+    def ended_within(self, seconds: float) -> bool:
+        """Whether the process ends within this time; it is killed if not."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def _relay_stderr(self) -> None:
+        """Pass on what the child writes, except the sentence it ends with: the parent says that one."""
+        assert self._process.stderr is not None
+        own = f"segue {self._child.role}: "
+        for line in self._process.stderr:
+            self.last_line = line.strip().removeprefix(own) or self.last_line
+            if not line.startswith(own):
+                sys.stderr.write(f"{self._child.name} | {line}")
+                sys.stderr.flush()
+
+    def _stop_asking(self) -> None:
+        self._over.set()
+        self._ready.set()
+
+    def _ask(self) -> None:
+        while not self._ready.wait(PROBE_SECONDS):
+            self.report = _readiness(self._child.admin_port) or self.report
+        failures = 0
+        while failures < self._liveness.failures_max and not self._over.wait(self._liveness.period_seconds):
+            answer = _get(self._child.admin_port, "/livez", self._liveness.answer_seconds_max)
+            failures = 0 if answer and answer.status == http.HTTPStatus.OK else failures + 1
+        self.hangs = not self._over.is_set()
+
+
+@dataclass(frozen=True, slots=True)
+class _ProbeAnswer:
+    status: int
+    body: bytes
+
+
+def _get(port: int, path: str, seconds_max: float) -> _ProbeAnswer | None:
+    """What the process on `port` answers; None when it does not."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=seconds_max)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return _ProbeAnswer(answer.status, answer.read())
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _readiness(port: int) -> ReadinessReport | None:
+    """What the process on `port` reports; None when it does not answer."""
+    answer = _get(port, "/readyz", PROBE_SECONDS_MAX)
+    if answer is None:
+        return None
+    try:
+        report = msgspec.json.decode(answer.body, type=ReadinessReport)
+    except msgspec.DecodeError:
+        report = ReadinessReport()
+    return msgspec.structs.replace(report, ready=answer.status == http.HTTPStatus.OK)
 
 
 class ChildProcesses:
@@ -29,7 +192,7 @@ class ChildProcesses:
         children: list[Child],
         console: StartupConsole,
         service: Service,
-        liveness: Liveness = Liveness(),  # noqa: B008 - frozen
+        liveness: Liveness = Liveness(),
     ):
         self._children = {child.name: child for child in children}
         self._liveness = liveness

@@ -148,7 +148,7 @@ def _carry_out(flags: argparse.Namespace) -> None:
     """Carry out a command whose flags are right; only its own modules are loaded."""
     match flags.command:
         case "run":
-            from shared.local.run_command import run_once
+            from shared.local.chat_command import run_once
 
             run_once(flags.model, flags.words)
         case "chat":
@@ -157,11 +157,11 @@ def _carry_out(flags: argparse.Namespace) -> None:
             options = {"max_tokens": flags.max_tokens, "temperature": flags.temperature}
             chat(flags.url, flags.model, flags.system, {k: v for k, v in options.items() if v is not None})
         case "pull":
-            from shared.local.models_command import pull
+            from shared.local.model_store import pull
 
             pull(flags.model)
         case "models":
-            from shared.local.models_command import models
+            from shared.local.model_store import models
 
             models()
         case "doctor":

@@ -12,8 +12,7 @@ import mmap
 import sys
 import time
 
-from shared.links.keys import read_keys
-from shared.links.new_keys import new_key_files, open_in_memory
+from shared.links.keys import new_key_files, open_in_memory, read_keys
 from shared.primitives.errors import StartError, TransferError
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory

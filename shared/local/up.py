@@ -23,10 +23,8 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import Budget
-from shared.links.keys import LinkRole
-from shared.links.new_keys import new_key_files, open_in_memory
-from shared.local.child_process import HOST, Child
-from shared.local.children import ChildProcesses
+from shared.links.keys import LinkRole, new_key_files, open_in_memory
+from shared.local.children import HOST, Child, ChildProcesses
 from shared.local.config import LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve

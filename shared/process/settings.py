@@ -5,7 +5,7 @@ end of its name. The field `drain_seconds` is the flag `--drain-seconds`, the va
 `drainSeconds` in the YAML file given with `--config`. The first of these that names it wins, then the default.
 
 pydantic-settings reads flags and variables, pydantic checks. This file adds the YAML file, the order of the three and
-errors of one sentence; `renames` has the names that were given up. It knows no setting: models live with what they
+errors of one sentence, and knows the names that were given up. It knows no setting: models live with what they
 configure (`process_config`, `worker_config`, `prefill/config.py`, `decode/config.py`, `router/config.py`).
 """
 
@@ -16,7 +16,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
@@ -27,7 +27,6 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import CliSettingsSource, EnvSettingsSource, SettingsConfigDict
 
 from shared.primitives.errors import ConfigError
-from shared.process.renames import refuse_old_names, refuse_old_values
 
 PREFIX = "SEGUE_"
 
@@ -282,3 +281,44 @@ def near_miss(word: str, known: Iterable[str], otherwise: str = "; --help lists 
     """What was probably meant by a name that is not known: the end of a sentence."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else otherwise
+
+
+# ---- Settings and values that have other names now, or have gone. An old name is refused in a sentence that says which
+# An old name would else be an unknown flag, or a variable that is only warned of, while the process runs with a
+# default. The three tables are all that is needed here. The chart has the same names in `templates/_renames.tpl`, and a
+# test gives it each of them. An entry may go when nobody upgrades from a release that had the old name.
+
+
+FORMER_SETTINGS: Mapping[str, str] = {"overtakes_max": "backfill_max"}  # old field → new field
+# Old field → a field that stands where it stood, and what has become of it.
+GONE_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "ready_seconds_max": (
+        "ready_seconds",
+        "has gone: a stream that has begun waits for room as long as it takes; leave it out",
+    )
+}
+FORMER_VALUES: Mapping[str, Mapping[str, str]] = {
+    "kv_transport": {"sealed": "tls"}
+}  # field → old value → new value
+
+Spelling = Callable[
+    [str], str
+]  # a field's name as it is written in one place: `flag_of`, `variable_of`, `to_camel`
+
+
+def refuse_old_names(given: Container[str], known: Container[str], spell: Spelling, place: str = "") -> None:
+    """Raise ConfigError for an old name among those `given`, where its new name is `known`. `place`: of a file."""
+    for old, new in FORMER_SETTINGS.items():
+        if spell(old) in given and spell(new) in known:
+            raise ConfigError(f"{spell(old)}{place} is called {spell(new)} now")
+    for old, (beside, why) in GONE_SETTINGS.items():
+        if spell(old) in given and spell(beside) in known:
+            raise ConfigError(f"{spell(old)}{place} {why}")
+
+
+def refuse_old_values(values: Mapping[str, object], spell: Spelling, place: str = "") -> None:
+    """Raise ConfigError for an old value in `values`, which are by field name. `place`: of a file."""
+    for name, renamed in FORMER_VALUES.items():
+        value = str(values.get(name))
+        if value in renamed:
+            raise ConfigError(f"{spell(name)} {value}{place} is called {renamed[value]} now")

@@ -3,7 +3,7 @@
     serving ──SIGTERM──► draining ──nothing is left, or drain_seconds have passed──► exit
        └──SIGINT──────────► exit ◄──a second SIGTERM, or SIGINT──┘
 
-The process's shell (`shared/worker/worker_loop.py`) and the simulation ask it before every turn of the loop and do as
+The process's shell (`shared/worker/worker.py`) and the simulation ask it before every turn of the loop and do as
 it says. Nothing must be left at two decisions in a row: then a router that came during the turn before has been heard,
 and keeps no request on a worker that is gone. It knows nothing of signals, clocks or logs: the shell passes them in and
 writes the notes that come back.

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Protocol
 
 import structlog
 
@@ -26,6 +27,7 @@ from shared.engine.config import EngineConfig
 from shared.engine.cuda.page_access import TorchPageAccess
 from shared.engine.engine import load
 from shared.engine.parts import Engine, EngineDevice
+from shared.kv.kv_memory import KvMemory
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
@@ -37,8 +39,8 @@ from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.resources import memory_budget, usable_cores
 from shared.process.role_main import YOUNG_OBJECTS_OF_WORKER, spare_what_is_loaded
-from shared.scheduling.drain import WorkerDrain
-from shared.scheduling.event_loop import EventLoop
+from shared.scheduling.drain import DrainFacts, DrainStep, WorkerDrain
+from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import HOST_ACCESS, PageMemory
 from shared.transfer.self_fetch import self_fetch
@@ -47,7 +49,6 @@ from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
 from shared.worker.grammar_gate import GrammarGate
 from shared.worker.worker_config import WorkerConfig
-from shared.worker.worker_loop import WorkerScheduler, publish_scheduler, turn_until_exit
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
 LAST_READS_SECONDS_MAX = 2.0  # at the end, for reads under way
@@ -278,3 +279,58 @@ def _publish(
         gauges.KV_LINK_BYTES_PER_SECOND,
         {(peer, link.transport): link.bytes_per_second for peer, link in transfer.kv_links.links.items()},
     )
+
+
+# ---- the loop turns until it may exit; what the scheduler counts and holds is shown meanwhile ------------------------
+# `shared.scheduling.drain` decides, the event loop works. Nothing here knows engine, links or signals.
+
+
+PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
+
+
+class WorkerScheduler(Scheduler, DrainFacts, Protocol):
+    """A scheduler with the figures every worker shows."""
+
+    memory: KvMemory
+
+    @property
+    def counters(self) -> object: ...
+    def start_draining(self) -> None: ...
+
+
+def turn_until_exit(
+    drain: WorkerDrain,
+    scheduler: WorkerScheduler,
+    loop: EventLoop,
+    health: Health,
+    publish: Callable[[], None],
+    write_note: Callable[[Note], None],
+) -> None:
+    """Turn the loop until `drain` says that the process may exit. `publish` refreshes /metrics."""
+    next_publish = 0.0
+    while True:
+        decision = drain.decide(monotonic(), scheduler)
+        if decision.note:
+            write_note(decision.note)
+        if decision.step is DrainStep.EXIT:
+            return
+        if decision.step is DrainStep.START_DRAINING:
+            health.start_draining()
+            scheduler.start_draining()
+            next_publish = 0.0
+        loop.begin()
+        health.beat()
+        if monotonic() >= next_publish:
+            publish()  # before a step is waited for, so that /metrics shows what it works on
+            next_publish = monotonic() + PUBLISH_SECONDS
+        loop.finish()
+
+
+def publish_scheduler(metrics: Metrics, health: Health, scheduler: WorkerScheduler) -> None:
+    """Show what the scheduler counts and holds, and whether the worker is ready: as /readyz says it."""
+    metrics.set(gauges.READY, int(health.ready))
+    metrics.publish(scheduler.counters)
+    for state, count in scheduler.memory.pool.counts().items():
+        metrics.set(gauges.PAGES, count, state=state.value)
+    metrics.set(gauges.LEASES, scheduler.leases_held)
+    metrics.set(gauges.SLOTS_USED, scheduler.slots_used)

@@ -14,6 +14,8 @@ from shared.engine.config import ModelImpl
 from shared.kv.radix_cache import EvictionPolicy
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
+from shared.scheduling.prompt_queue import QueueRules
+from shared.scheduling.queue_policy import QueuePolicy
 from shared.transfer.protocol import KvTransport
 
 DeviceChoice = Literal["auto", "cpu", "cuda", "cuda-on-cpu"]
@@ -177,3 +179,44 @@ class WorkerConfig(ProcessConfig):
         defaults = self.defaults_on_cuda if device == "cuda" else {}
         unset = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
         return self.model_copy(update={**unset, "device": device})
+
+
+# ---- Settings of a worker that computes prompts: its queue, and how it is ordered ------------------------------------
+
+
+class PromptConfig(WorkerConfig):
+    """Settings of every worker with a `PromptQueue`."""
+
+    groups: ClassVar[Mapping[str, str]] = {"scheduling": "max_queued_requests queue_policy"}
+
+    max_queued_requests: PositiveInt = Field(
+        default=1024,
+        description="Requests that wait here. A further one is refused, and the router tries another worker.",
+    )
+    queue_policy: QueuePolicy = Field(
+        default="fcfs", description="Order of the waiting requests. fcfs starves none."
+    )
+    prefix_aware_queue_max: PositiveInt = Field(
+        default=128,
+        description="Waiting requests that are compared with the cache and with each other. In a longer queue lpm and "
+        "dfs-weight act as fcfs, because matching costs too much.",
+    )
+    shared_prefix_cached_tokens_max: Count = Field(
+        default=32,
+        description="Cached tokens up to which a request may wait one round for a prefix that another one computes.",
+    )
+    shared_prefix_tokens_min: PositiveInt = Field(
+        default=32,
+        description="Tokens that two waiting requests must share before the second one waits for the first.",
+    )
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """What bounds and orders the queue."""
+        return QueueRules(
+            max_queued_requests=self.max_queued_requests,
+            queue_policy=self.queue_policy,
+            prefix_aware_queue_max=self.prefix_aware_queue_max,
+            shared_prefix_cached_tokens_max=self.shared_prefix_cached_tokens_max,
+            shared_prefix_tokens_min=self.shared_prefix_tokens_min,
+        )

@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS
-from shared.process import renames
+from shared.process import settings
 from tests.charts.rendering import RefusedError, manifest
 
 # What a person types → words of the answer; the key is always among them.
@@ -108,7 +108,7 @@ def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
         manifest(None, values)
 
 
-@pytest.mark.parametrize(("old", "new"), renames.SETTINGS.items())
+@pytest.mark.parametrize(("old", "new"), settings.FORMER_SETTINGS.items())
 def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
     roles = [role for role, model in ROLE_CONFIGS.items() if new in model.model_fields]
     assert roles
@@ -119,7 +119,9 @@ def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
         manifest(None, f"{role}.config.{to_camel(new)}=3")
 
 
-@pytest.mark.parametrize(("old", "beside", "why"), [(old, *told) for old, told in renames.GONE.items()])
+@pytest.mark.parametrize(
+    ("old", "beside", "why"), [(old, *told) for old, told in settings.GONE_SETTINGS.items()]
+)
 def test_a_setting_that_has_gone_is_refused_with_what_became_of_it(old: str, beside: str, why: str) -> None:
     roles = [role for role, model in ROLE_CONFIGS.items() if beside in model.model_fields]
     assert roles
@@ -130,7 +132,7 @@ def test_a_setting_that_has_gone_is_refused_with_what_became_of_it(old: str, bes
 
 @pytest.mark.parametrize(
     ("name", "old", "new"),
-    [(name, *pair) for name, renamed in renames.VALUES.items() for pair in renamed.items()],
+    [(name, *pair) for name, renamed in settings.FORMER_VALUES.items() for pair in renamed.items()],
 )
 def test_an_old_value_is_refused_with_the_new_one(name: str, old: str, new: str) -> None:
     with pytest.raises(RefusedError, match=rf"{IN_THE_CHART[name]} {old} is called {new} now"):

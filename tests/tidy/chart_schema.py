@@ -17,7 +17,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from shared.local.config import ROLE_CONFIGS
-from shared.process import renames
+from shared.process import settings
 from shared.process.settings import Settings, schema_of, variable_of
 
 CHART = Path(__file__).parents[2] / "charts" / "segue"
@@ -60,10 +60,10 @@ def config_section(model: type[Settings]) -> dict[str, Any]:
 
 def old_names(offered: Container[str]) -> dict[str, Any]:
     """The former names of settings that are `offered`."""
-    told = {old: (new, f"is called {to_camel(new)} now") for old, new in renames.SETTINGS.items()}
+    told = {old: (new, f"is called {to_camel(new)} now") for old, new in settings.FORMER_SETTINGS.items()}
     return {
         to_camel(old): {"deprecated": True, "description": f"Refused: it {why}."}
-        for old, (beside, why) in {**told, **renames.GONE}.items()
+        for old, (beside, why) in {**told, **settings.GONE_SETTINGS}.items()
         if to_camel(beside) in offered
     }
 

@@ -33,7 +33,7 @@ from shared.primitives.metric_fields import (
     shown_fields,
 )
 from shared.process import gauges
-from shared.process.log_writer import LogCounters
+from shared.process.logs import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, groups_of, schema_of, variable_of
 from shared.transfer.counters import KvCounters

@@ -1,5 +1,5 @@
 {{/* Settings and values that have other names now, or have gone: the old ones are refused with the new one, as processes do it
-(shared/process/renames.py). The schema lets the old ones through, so that a person reads this sentence. */}}
+(shared/process/settings.py). The schema lets the old ones through, so that a person reads this sentence. */}}
 {{- define "segue.refuseRenamed" -}}
 {{- range $role := list "router" "prefill" "decode" -}}
 {{- range $old, $new := dict "overtakesMax" "backfillMax" -}}

@@ -7,7 +7,7 @@ repeated, moved or changed does not open, and that ends the connection. Frames a
 of the kernel carry `PORTION_BYTES`, and the interpreter's lock is taken as seldom.
 
 Keys are not for ever: one that has sealed much, or for long, is `worn`, and the reader opens another connection
-(`client`). TLS 1.3 lets a key seal 2^24.5 records of 16 KiB (RFC 8446, 5.5), and so many bytes as `FRAMES_MAX`
+(`transport`). TLS 1.3 lets a key seal 2^24.5 records of 16 KiB (RFC 8446, 5.5), and so many bytes as `FRAMES_MAX`
 frames hold at most are seven tenths of that.
 
 Knows no leases and no pages. A channel belongs to one thread; only `cut` may come from another.

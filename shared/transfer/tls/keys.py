@@ -18,8 +18,7 @@ import ssl
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shared.links.keys import LinkKeys
-from shared.links.new_keys import open_in_memory
+from shared.links.keys import LinkKeys, open_in_memory
 
 KEY_BYTES = 32
 HANDSHAKE_BYTES_MAX = (

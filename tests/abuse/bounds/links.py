@@ -270,14 +270,14 @@ KV_BOUNDS = (
         "the oldest handshake ends",
         "16 TLS states and sockets",
         f"{KV_STRANGERS}::test_silent_strangers_keep_no_worker_out",
-        place="shared.transfer.tls.listener",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "HANDSHAKE_SECONDS_MAX",
         "the connection closes",
         "3 s",
         f"{KV_STRANGERS}::test_silent_strangers_keep_no_worker_out",
-        place="shared.transfer.tls.listener",
+        place="shared.transfer.tls.server",
     ),
     Bound(
         "HANDSHAKE_BYTES_MAX",
@@ -369,7 +369,7 @@ KV_BOUNDS = (
         "the read fails",
         "5 s; the fence waits no longer",
         f"{ENDS}::test_the_fence_waits_for_no_connection_that_is_about_to_begin",
-        place="shared.transfer.tls.client",
+        place="shared.transfer.tls.transport",
     ),
     Bound(
         "PEERS_MAX",

@@ -16,8 +16,7 @@ import socket
 import sys
 import threading
 
-from shared.local.child_process import HOST, Child, Liveness
-from shared.local.children import ChildProcesses
+from shared.local.children import HOST, Child, ChildProcesses, Liveness
 from shared.local.console import Service, StartupConsole
 from shared.primitives.errors import StartError
 from shared.process.admin_port import AdminPort

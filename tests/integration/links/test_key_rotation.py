@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.links.events import PeerDown, PeerUp
-from shared.links.keys import parse_keys
-from shared.links.new_keys import Identity, key_file, new_identity
+from shared.links.keys import Identity, key_file, new_identity, parse_keys
 from shared.links.sockets import RouterLinks, WorkerLinks
 from shared.wire.messages import Cancel, Hello
 from tests.integration.links.watched_links import (

@@ -13,8 +13,7 @@ from typing import TypeVar
 import zmq
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.links.keys import LINK_ROLES, LinkKeys, parse_keys
-from shared.links.new_keys import new_key_files
+from shared.links.keys import LINK_ROLES, LinkKeys, new_key_files, parse_keys
 from shared.links.session import LinkSettings, seal
 from shared.links.sockets import RouterLinks, WorkerLinks
 from shared.wire.messages import Hello, Message, encode

@@ -14,8 +14,7 @@ from itertools import count
 
 import msgspec
 
-from shared.links.keys import LinkKeys, parse_keys
-from shared.links.new_keys import Identity, key_file, new_identity
+from shared.links.keys import Identity, LinkKeys, key_file, new_identity, parse_keys
 from shared.transfer.protocol import KvTransport
 from shared.transfer.transports import KvNetwork
 from shared.wire.baton import Baton, Holder

@@ -18,18 +18,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shared.links.keys import LinkKeys, parse_keys
-from shared.links.new_keys import Identity, key_file, new_identity
+from shared.links.keys import Identity, LinkKeys, key_file, new_identity, parse_keys
 from shared.primitives.errors import TransferError
 from shared.transfer.nixl import NixlOffer
 from shared.transfer.reader import SPANS_MAX, ReadState, Span
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
-from shared.transfer.tls.client import TlsAddress, TlsReader
 from shared.transfer.tls.keys import Handshake, make_contexts
-from shared.transfer.tls.listener import HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
 from shared.transfer.tls.protocol import CheckLease, GetPages, Request, encode_request
-from shared.transfer.tls.server import CONNECTIONS_MAX
-from shared.transfer.tls.transport import TlsOffer
+from shared.transfer.tls.server import CONNECTIONS_MAX, HANDSHAKE_SECONDS_MAX, HANDSHAKES_MAX
+from shared.transfer.tls.transport import TlsAddress, TlsOffer, TlsReader
 from shared.transfer.ucx import WITHOUT_TCP
 from shared.wire.baton import Baton, Holder
 from tests.abuse.procfs import PeakMemory

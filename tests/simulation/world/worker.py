@@ -224,7 +224,7 @@ class SimulatedWorker:
                     self._novelties.without()
 
     def _exits(self) -> bool:
-        """Do as the drain says, as `shared.worker.worker_loop.turn_until_exit` does."""
+        """Do as the drain says, as `shared.worker.worker.turn_until_exit` does."""
         decision = self.drain.decide(self.process.now, self.scheduler)
         if decision.note:
             self.notes.append(decision.note)

@@ -11,8 +11,17 @@ import pytest
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from shared.links.keys import LinkKeys, LinkRole, parse_keys, read_keys
-from shared.links.new_keys import certified, key_file, new_identity, new_key_files, open_in_memory
+from shared.links.keys import (
+    LinkKeys,
+    LinkRole,
+    certified,
+    key_file,
+    new_identity,
+    new_key_files,
+    open_in_memory,
+    parse_keys,
+    read_keys,
+)
 from shared.primitives.errors import ConfigError
 from tests.link_keys import new_keys
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from shared.local.answer_lines import DIM, PLAIN, AnswerLines
+from shared.local.chat_command import DIM, PLAIN, AnswerLines
 from shared.local.chat_session import AnswerPiece
 
 

@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from shared.local.cli import COMMANDS, run
-from shared.local.config import ROLE_CONFIGS, LocalConfig, load_local
-from shared.local.foreign_flags import FOREIGN_FLAGS
+from shared.local.config import FOREIGN_FLAGS, ROLE_CONFIGS, LocalConfig, load_local
 from shared.primitives.errors import ConfigError
 from shared.process.settings import Settings, flag_of
 
@@ -68,6 +67,7 @@ def test_no_flag_of_our_own_is_called_foreign_and_what_an_answer_names_is_one() 
     models: list[type[Settings]] = [LocalConfig, *ROLE_CONFIGS.values()]
     own = {flag_of(name) for model in models for name in model.model_fields}
     assert not FOREIGN_FLAGS.keys() & (own | {"--config", "-p", "--port", "--max-model-len"})
+    assert [flag for flag in FOREIGN_FLAGS if not flag.startswith("-") or flag.endswith("-")] == []
     named = {word for answer in FOREIGN_FLAGS.values() for word in re.findall(r"--[a-z-]+", answer)}
     assert named
     assert named <= own | {"--config"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.local.cli import run
-from shared.local.models_command import models, pull
+from shared.local.model_store import models, pull
 from shared.primitives.errors import ConfigError, ModelError
 
 

@@ -17,8 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shared.primitives.errors import StartError
-from shared.process.accepting import SILENT_MAX
-from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, AdminPage, AdminPort
+from shared.process.admin_port import CONNECTIONS_MAX, HEAD_BYTES_MAX, SILENT_MAX, AdminPage, AdminPort
 from tests.waiting import soon, until
 
 GET = b"GET /here HTTP/1.1\r\nhost: localhost\r\n"
@@ -225,8 +224,8 @@ def test_a_probe_waits_for_answers_that_take_long_but_not_for_their_end(
 def test_an_address_that_connects_too_often_is_closed_unread_but_not_the_machines_own(
     pages: AskedPages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shared.process.accepting.SECOND", 3600)
-    monkeypatch.setattr("shared.process.accepting.ACCEPTED_PER_SECOND_MAX", 20)
+    monkeypatch.setattr("shared.process.admin_port.SECOND", 3600)
+    monkeypatch.setattr("shared.process.admin_port.ACCEPTED_PER_SECOND_MAX", 20)
     with closing(AdminPort("127.0.0.1", 0, pages.answer)) as admin:
         assert sum(is_answered(admin, "127.0.0.2") for _ in range(40)) == 20
         assert sum(is_answered(admin, "127.0.0.1") for _ in range(40)) == 40
@@ -234,7 +233,7 @@ def test_an_address_that_connects_too_often_is_closed_unread_but_not_the_machine
 
 def test_a_silent_connection_ends_by_itself(admin: AdminPort, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shared.process.admin_port.REQUEST_SECONDS_MAX", 0.2)
-    monkeypatch.setattr("shared.process.accepting.SILENT_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("shared.process.admin_port.SILENT_SECONDS_MAX", 0.2)
     for begun in (b"", b"GET /here HT"):
         with connect(admin) as silent:
             silent.settimeout(soon(5))

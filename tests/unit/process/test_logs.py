@@ -16,15 +16,17 @@ import pytest
 import structlog
 
 from shared.batch.effects import Note
-from shared.process import log_writer
-from shared.process.log_writer import (
+from shared.process import logs
+from shared.process.logs import (
     LINE_BYTES_MAX,
     NOTE_BYTES,
     QUEUE_BYTES_MAX,
     LineWriter,
     LogCounters,
+    configure,
+    counters,
+    write_note,
 )
-from shared.process.logs import configure, counters, write_note
 from tests.waiting import comes_true, until
 
 
@@ -216,7 +218,7 @@ def test_the_end_of_a_process_does_not_wait_for_a_reader_for_ever(
     blocked: tuple[BlockedStream, LineWriter, LogCounters], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, writer, _ = blocked
-    monkeypatch.setattr(log_writer, "FLUSH_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(logs, "FLUSH_SECONDS_MAX", 0.1)
     writer.handle(record("never read"))
     writer.end()
     assert writer._thread.is_alive(), "it still waits for a reader, and nobody waits for it"
@@ -260,8 +262,8 @@ def test_a_process_whose_stderr_nobody_reads_goes_on_and_ends(tmp_path: Path) ->
     program = f"""
 import structlog
 from pathlib import Path
-from shared.process import log_writer, logs, role_main
-log_writer.FLUSH_SECONDS_MAX = 0.2
+from shared.process import logs, role_main
+logs.FLUSH_SECONDS_MAX = 0.2
 logs.configure("info", "json", role="router", uid="r")
 for number in range(20_000):
     structlog.get_logger().info("a line", number=number, filler="x" * 100)
@@ -296,7 +298,7 @@ role_main.exit_now()
 def test_a_process_that_exits_at_once_has_written_its_notes() -> None:
     program = """
 from shared.batch.effects import Note
-from shared.process import log_writer
+from shared.process import logs
 from shared.process import logs, role_main
 logs.configure("info", "json", role="router", uid="r")
 for number in range(1000):

@@ -10,20 +10,20 @@ from pydantic.alias_generators import to_camel
 
 from shared.local.config import ROLE_CONFIGS, load_local
 from shared.primitives.errors import ConfigError
-from shared.process import renames
+from shared.process import settings
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import flag_of, load, unknown_variables, variable_of
 from shared.wire.messages import Role
 
 ROLE_NAMES = [
     (role, old, new)
-    for old, new in renames.SETTINGS.items()
+    for old, new in settings.FORMER_SETTINGS.items()
     for role, model in ROLE_CONFIGS.items()
     if new in model.model_fields
 ]
 ROLE_VALUES = [
     (role, name, old, new)
-    for name, renamed in renames.VALUES.items()
+    for name, renamed in settings.FORMER_VALUES.items()
     for old, new in renamed.items()
     for role, model in ROLE_CONFIGS.items()
     if name in model.model_fields
@@ -32,7 +32,7 @@ ROLE_VALUES = [
 
 ROLE_GONE = [
     (role, old, why)
-    for old, (beside, why) in renames.GONE.items()
+    for old, (beside, why) in settings.GONE_SETTINGS.items()
     for role, model in ROLE_CONFIGS.items()
     if beside in model.model_fields
 ]
@@ -55,13 +55,13 @@ def refusal_of_up(argv: Sequence[str] = (), variable: tuple[str, str] = ("HOME",
 
 
 def test_every_entry_is_of_a_setting_that_some_process_has() -> None:
-    assert {old for _, old, _ in ROLE_NAMES} == set(renames.SETTINGS)
-    assert {old for _, old, _ in ROLE_GONE} == set(renames.GONE)
+    assert {old for _, old, _ in ROLE_NAMES} == set(settings.FORMER_SETTINGS)
+    assert {old for _, old, _ in ROLE_GONE} == set(settings.GONE_SETTINGS)
     assert {(name, old) for _, name, old, _ in ROLE_VALUES} == {
-        (name, old) for name, renamed in renames.VALUES.items() for old in renamed
+        (name, old) for name, renamed in settings.FORMER_VALUES.items() for old in renamed
     }
     fields = {name for model in ROLE_CONFIGS.values() for name in model.model_fields}
-    assert not fields & {*renames.SETTINGS, *renames.GONE}, "an old name is free"
+    assert not fields & {*settings.FORMER_SETTINGS, *settings.GONE_SETTINGS}, "an old name is free"
 
 
 @pytest.mark.parametrize(("role", "old", "new"), ROLE_NAMES)
@@ -138,11 +138,11 @@ def test_segue_up_refuses_an_old_value(role: Role, name: str, old: str, new: str
     assert refusal_of_up(["--config", str(file)]) == sentence
 
 
-@pytest.mark.parametrize("old", renames.SETTINGS)
+@pytest.mark.parametrize("old", settings.FORMER_SETTINGS)
 def test_a_process_without_the_setting_only_warns_of_the_variable(old: str) -> None:
     """All pods of a node may share an environment."""
     for model in ROLE_CONFIGS.values():
-        if renames.SETTINGS[old] not in model.model_fields:
+        if settings.FORMER_SETTINGS[old] not in model.model_fields:
             environ = {variable_of(old): "3"}
             load(model, [], environ)
             assert unknown_variables(model, environ) == [variable_of(old)]

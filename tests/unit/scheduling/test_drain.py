@@ -11,7 +11,7 @@ from shared.process.health import Health
 from shared.process.metrics import Metrics
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.wire.messages import DrainAck, Draining, Prefilled, Release
-from shared.worker.worker_loop import publish_scheduler, turn_until_exit
+from shared.worker.worker import publish_scheduler, turn_until_exit
 from tests.metric_pages import samples_of
 from tests.unit.prefill.bench import PrefillBench
 from tests.unit.scheduling.worker_bench import prefill, prompt

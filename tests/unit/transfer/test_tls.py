@@ -15,8 +15,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.links.keys import parse_keys
-from shared.links.new_keys import key_file, new_identity
+from shared.links.keys import key_file, new_identity, parse_keys
 from shared.transfer.grants import Grants, Verdict
 from shared.transfer.reader import SPANS_MAX
 from shared.transfer.tls.channel import PORTION_BYTES, TAG_BYTES, FrameKind, TlsChannel
@@ -353,7 +352,7 @@ def test_bytes_right_behind_a_handshake_end_it() -> None:
 
 def test_a_listed_certificate_is_trusted_after_its_last_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is listed is trusted; dates mean nothing, so no deployment stops at one."""
-    monkeypatch.setattr("shared.links.new_keys.VALID_DAYS", -0.5)
+    monkeypatch.setattr("shared.links.keys.VALID_DAYS", -0.5)
     worker, router = new_identity("worker"), new_identity("router")
     certificate = x509.load_pem_x509_certificate(worker.certificate)
     assert certificate.not_valid_after_utc < datetime.now(UTC)

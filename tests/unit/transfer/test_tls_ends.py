@@ -13,11 +13,11 @@ from contextlib import ExitStack
 import pytest
 
 from shared.transfer.reader import NotPostedError, ReadState
-from shared.transfer.tls import client, listener, server
+from shared.transfer.tls import server, transport
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind
-from shared.transfer.tls.client import TlsReader
 from shared.transfer.tls.protocol import CheckLease, GetPages, encode_request
 from shared.transfer.tls.server import REFUSAL_BYTES_MAX, SEND_BUFFER_BYTES
+from shared.transfer.tls.transport import TlsReader
 from tests.fetcher_contract import PAGE_BYTES, PATIENCE_SECONDS
 from tests.unit.transfer.tls_holder_here import (
     LEASE,
@@ -107,8 +107,8 @@ def test_a_lease_that_ends_in_mid_read_ends_the_read_at_the_next_portion(
 def test_a_handshake_beyond_the_bound_ends_the_oldest(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKES_MAX", 2)
-    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS_MAX", PATIENCE_SECONDS)
+    monkeypatch.setattr(server, "HANDSHAKES_MAX", 2)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS_MAX", PATIENCE_SECONDS)
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection(holder.address, timeout=PATIENCE_SECONDS))
@@ -126,7 +126,7 @@ def test_a_handshake_beyond_the_bound_ends_the_oldest(
 def test_a_handshake_that_takes_too_long_is_ended_and_counted(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS_MAX", 0.2)
     with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as silent:
         assert silent.recv(1) == b""
     assert holder.counters.refused_handshake == 1
@@ -219,7 +219,7 @@ def test_a_connection_that_gets_no_tls_state_costs_no_other_its_pages(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("shared.transfer.tls.listener.Handshake", no_memory)
+        broken.setattr("shared.transfer.tls.server.Handshake", no_memory)
         with socket.create_connection(holder.address, timeout=PATIENCE_SECONDS) as connection:
             assert connection.recv(1) == b""
     assert read_page(holder) is ReadState.DONE
@@ -233,7 +233,7 @@ def refused_count(holder: HolderHere, count: int) -> bool:
 def test_a_stranger_that_hangs_up_or_resets_leaves_at_once(
     holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS_MAX", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr(server, "HANDSHAKE_SECONDS_MAX", 10 * PATIENCE_SECONDS)
     for on_close in (struct.pack("ii", 0, 0), struct.pack("ii", 1, 0)):
         stranger = socket.create_connection(holder.address, timeout=PATIENCE_SECONDS)
         stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, on_close)
@@ -282,8 +282,8 @@ def test_the_fence_waits_for_no_connection_that_is_about_to_begin(
         go_on.wait(PATIENCE_SECONDS)
         set_timeouts(connection, send_seconds=send_seconds, receive_seconds=receive_seconds)
 
-    monkeypatch.setattr(client, "set_timeouts", wait_and_set)
-    monkeypatch.setattr(client, "CONNECT_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(transport, "set_timeouts", wait_and_set)
+    monkeypatch.setattr(transport, "CONNECT_SECONDS_MAX", 0.2)
     with ExitStack() as stack, socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         for _ in range(silent):
             other = stack.enter_context(socket.socket())

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from shared.transfer.reader import SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.tls import channel, client
+from shared.transfer.tls import channel, transport
 from shared.transfer.tls.channel import KEY_SECONDS_MAX, FrameKind, TlsChannel
-from shared.transfer.tls.client import TlsAddress, TlsReader
 from shared.transfer.tls.keys import Handshake, TlsContexts, TlsKeys
+from shared.transfer.tls.transport import TlsAddress, TlsReader
 from shared.wire.baton import Baton, Holder, agent_name
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.unit.transfer.tls_holder_here import CONTEXTS, LEASE, NONCE, OLDER_CONTEXTS, PAGES, HolderHere
@@ -183,7 +183,7 @@ def test_a_read_is_not_released_while_bytes_may_land(reading: TlsReading) -> Non
 def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
     reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "PEERS_MAX", 1)
+    monkeypatch.setattr(transport, "PEERS_MAX", 1)
     first = reading.post(holder.address, WHOLE, "one")
     second = reading.post(holder.address, WHOLE, "two")
     assert [reading.end_of(first), reading.end_of(second)] == [ReadState.DONE] * 2
@@ -197,7 +197,7 @@ def test_the_peer_used_longest_ago_is_left_unless_it_is_being_read(
 def test_a_connection_that_nobody_needs_is_closed_and_made_anew(
     reading: TlsReading, holder: HolderHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.1)
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
     until(lambda: not holder.tls._clients, PATIENCE_SECONDS, "the end of the connection")
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE

@@ -21,7 +21,6 @@ from shared.transfer.fetches import FetchLimits
 from shared.transfer.grants import Grants, Verdict
 from shared.transfer.protocol import FetchEvent, FetchFailed, FetchLanded
 from shared.transfer.tls.channel import FrameKind
-from shared.transfer.tls.client import TlsAddress
 from shared.transfer.tls.keys import TlsContexts
 from shared.transfer.tls.protocol import (
     ENDED,
@@ -32,7 +31,7 @@ from shared.transfer.tls.protocol import (
     Request,
     encode_request,
 )
-from shared.transfer.tls.transport import TlsOffer
+from shared.transfer.tls.transport import TlsAddress, TlsOffer
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of

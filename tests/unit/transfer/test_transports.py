@@ -12,7 +12,7 @@ import pytest
 from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer import transports
 from shared.transfer.protocol import KvTransport
-from shared.transfer.tls.client import TlsAddress
+from shared.transfer.tls.transport import TlsAddress
 from shared.transfer.transports import (
     KvNetwork,
     address_of_interface,

@@ -12,11 +12,11 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
-from shared.transfer.tls.client import TlsAddress, TlsReader
 from shared.transfer.tls.keys import Handshake, TlsContexts, make_contexts
 from shared.transfer.tls.offered_memory import OfferedMemory
 from shared.transfer.tls.protocol import HOLDS, CheckLease, encode_request
 from shared.transfer.tls.server import TlsHolder
+from shared.transfer.tls.transport import TlsAddress, TlsReader
 from shared.wire.baton import Baton, Holder
 from tests.fetcher_contract import KV_FORMAT, PAGE_BYTES, PATIENCE_SECONDS, PageBuffer, byte_of
 from tests.link_keys import new_keys
