@@ -204,7 +204,8 @@ class Retraction:
         if not self._line or not self.turns.has_waited(head := self._line[0][0]):
             return []
         present = [*present, *self._returning]
-        lacking = self._lacking(head) + self._growth_beside(present) - self.pages_soon_free()
+        lacking = self.memory.pages_lacking(head, head.kv_len)
+        lacking += self._growth_beside(present) - self.pages_soon_free()
         if lacking <= 0 and (has_slot or self.settling):
             return []
         leaving = self._leaving_for(head, running, present)
@@ -226,7 +227,7 @@ class Retraction:
         """
         staying, leaving = list(present), list[Req]()
         host_free = self.host.free - sum(self.memory.pages_for(req.launched_len) for req in self.settling)
-        lacking = self._lacking(head) - self.pages_soon_free()
+        lacking = self.memory.pages_lacking(head, head.kv_len) - self.pages_soon_free()
         for req in self.turns.over(req for req in running if req.launched_len < req.final_kv_len):
             host_free -= self.memory.pages_for(req.launched_len)
             if host_free < 0 and not self.recomputation.enabled:
@@ -237,13 +238,6 @@ class Retraction:
             if lacking + self._growth_beside(staying) <= 0 or not staying:
                 return leaving
         return []
-
-    def _lacking(self, head: Req) -> int:
-        """Pages that it lacks to resume, beside those that are available and those that the tree has of it."""
-        self.memory.match(head, head.kv_len)
-        lacking = self.memory.pages_for(head.kv_len) - len(head.pages) - self.memory.available_pages
-        self.memory.release(head)
-        return lacking
 
     def _growth_beside(self, present: Collection[Req]) -> int:
         """Pages that are kept free beside the first in line: what all are expected to take while it has its turn."""
@@ -266,15 +260,15 @@ class Retraction:
             return (
                 None  # one after the other: nothing can take back the pages of one that waits to be computed
             )
+        if self.memory.pages_lacking(req, req.kv_len) + growth_pages > 0:
+            return None
         self.memory.match(req, req.kv_len)
         cached = len(req.pages)
         missing = self.memory.pages_for(req.kv_len) - cached
-        fits = self.memory.available_pages >= missing + growth_pages
         copied = req.state is DecodeState.RETRACTED
-        state = PageState.COPYING if copied else PageState.OWNED
-        pages = self.memory.allocate(req, missing, state) if fits else None
-        if pages is None:
-            self.memory.release(req)
+        pages = self.memory.allocate(req, missing, PageState.COPYING if copied else PageState.OWNED)
+        if pages is None:  # they retire first
+            self.memory.unmatch(req)
             return None
         self._line.popleft()
         if copied:

@@ -51,6 +51,14 @@ class KvMemory:
         """Set `cached_len` to how many of the request's first `tokens` tokens are cached; nothing is locked."""
         _, req.cached_len = self.cache.probe(req.token_ids[:tokens], req.extra_key)
 
+    def pages_lacking(self, req: Req, tokens: int) -> int:
+        """Pages that are not there for a request without pages to hold `tokens` tokens; below 0: so many are left.
+
+        It only looks: `match` would make the request's cached pages those that were used last.
+        """
+        cached, evictable = self.cache.probe_pages(req.token_ids[:tokens], req.extra_key)
+        return self.pages_for(tokens) - cached - (self.available_pages - evictable)
+
     def allocate_one_each(self, reqs: Sequence[Req]) -> int:
         """Append a page to the table of each, as far as there are any; returns how many have one.
 

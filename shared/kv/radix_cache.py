@@ -105,6 +105,14 @@ class RadixCache:
         node, depth, _ = self._descend(tuple(token_ids), extra_key)
         return node, depth
 
+    def probe_pages(self, token_ids: Sequence[int], extra_key: str = "") -> tuple[int, int]:
+        """Pages that `match_prefix` would find, and how many of them can be evicted; changes nothing."""
+        node, depth, within = self._descend(tuple(token_ids), extra_key)
+        pages = depth // self.page_size
+        beyond = (len(node.token_ids) - within) // self.page_size  # of the last node
+        unlocked = sum(len(each.pages) for each in ancestry(node) if not each.lock_count)
+        return pages, unlocked - beyond if unlocked else 0
+
     def match_prefix(self, token_ids: Sequence[int], extra_key: str = "") -> Match:
         """The longest cached prefix of `token_ids`, in whole pages.
 

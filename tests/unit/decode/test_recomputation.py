@@ -11,6 +11,7 @@ from shared.batch.req import Req
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
+from shared.kv.radix_cache import ancestry
 from shared.scheduling.step_cost import StepCost
 from shared.wire.messages import Cancel, Finished, Migrate, Paused, Refused
 from shared.wire.sampling_params import SamplingParams
@@ -105,6 +106,26 @@ def test_its_router_hears_that_it_is_paused() -> None:
     bench, victim = victim_in(DecodeState.QUEUED)
     bench.turn()
     assert [said.rid for said in bench.said(Paused)] == [victim.rid]
+
+
+def test_looks_at_the_first_in_line_leave_the_cache_as_it_is() -> None:
+    bench, victim = victim_in(DecodeState.QUEUED)
+    memory, retraction = bench.core.memory, bench.core._retraction
+    node, cached = memory.cache.probe(victim.token_ids)
+    assert cached > 0
+
+    def cache() -> list[object]:
+        path = [
+            (each.last_access, each.hit_count, each.last_step, each.lock_count) for each in ancestry(node)
+        ]
+        return [path, memory.cache.evictable, memory.cache._tick, *map(memory.pool.count, PageState)]
+
+    before = cache()
+    for seconds in (0.0, 1000.0):  # then its turn has come
+        retraction.turns.now += seconds
+        assert retraction.resume(bench.core._batch.reqs) is None
+        retraction.take_turns([], bench.core._batch.reqs, has_slot=True)
+        assert cache() == before
 
 
 def test_while_the_pages_that_it_needs_are_in_quarantine_its_router_has_it_again() -> None:

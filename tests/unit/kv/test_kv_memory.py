@@ -76,6 +76,35 @@ def test_what_a_request_holds_in_the_tree_is_not_evicted() -> None:
     memory.check()
 
 
+def test_pages_that_lack_are_those_that_lack_after_a_match() -> None:
+    memory = KvMemory(12, PAGE_SIZE)
+    memory.commit(computed(memory, request(8)))  # and stays
+    for family in (2, 3):
+        idle = computed(memory, request(12, family))
+        memory.commit(idle)
+        memory.release(idle)
+    for family, length in ((1, 20), (2, 8), (2, 30), (3, 12), (4, 60)):
+        req = request(length, family)
+        lacking = memory.pages_lacking(req, length)
+        memory.match(req, length)
+        assert lacking == memory.pages_for(length) - len(req.pages) - memory.available_pages, (family, length)
+        memory.unmatch(req)
+
+
+def test_what_was_looked_at_is_evicted_as_if_nobody_had_looked() -> None:
+    memory = KvMemory(4, PAGE_SIZE)
+    first, second = computed(memory, request(8)), computed(memory, request(8, family=2))
+    for req in (first, second):
+        memory.commit(req)
+        memory.release(req)
+    memory.launched_step = 3
+    assert memory.pages_lacking(request(6), 6) == -2
+    assert memory.cache.evict(3) == 3  # the first has gone, and no step has to end before its pages are free
+    assert memory.pool.count(PageState.FREE) == 3
+    assert memory.cache.probe(first.token_ids)[1] == 0
+    assert memory.cache.probe(second.token_ids)[1] == PAGE_SIZE
+
+
 def test_a_failed_gift_changes_nothing() -> None:
     memory = KvMemory(2, PAGE_SIZE)
     req = request(12)

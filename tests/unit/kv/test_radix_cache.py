@@ -94,6 +94,7 @@ def test_a_probe_leaves_no_trace() -> None:
     insert(cache, "ab")
     insert(cache, "xy")
     assert cache.probe(tokens("az"))[1] == PAGE  # would split, would make "ab" the most recent
+    assert cache.probe_pages(tokens("az")) == (1, 1)
     cache.evict(2)
     assert (cached(cache, "ab"), cached(cache, "xy")) == (0, 2)
 

@@ -73,6 +73,8 @@ class CacheAgainstModel(RuleBasedStateMachine):
     def match(self, tokens: list[int], extra_key: str) -> None:
         expected = [self.entries[prefix].page for prefix in self._matched(tokens, extra_key)]
         assert self.cache.probe(tokens, extra_key)[1] == len(expected) * PAGE
+        unlocked = [prefix for prefix in self._matched(tokens, extra_key) if prefix not in self._locked()]
+        assert self.cache.probe_pages(tokens, extra_key) == (len(expected), len(unlocked))
         assert self.cache.match_prefix(tokens, extra_key).pages == expected
 
     @rule(tokens=token_lists, extra_key=extra_keys)
