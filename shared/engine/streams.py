@@ -1,6 +1,6 @@
 """A stream: an ordered queue of work that the device does while the host goes on.
 
-`shared.engine.cuda.stream` is torch's. `host_stream` does the same work on a thread of the CPU, and tests do it as
+`shared.engine.cuda.platform` is torch's. `host_stream` does the same work on a thread of the CPU, and tests do it as
 late as a mark demands. Whatever a piece of work reads must stay as it is until a mark behind it has passed: that is the
 whole contract of the engine, and why it reads staging buffers and state on the device alone.
 """

@@ -22,13 +22,12 @@ from torch import Tensor
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.plan_guard import PlanGuard
-from shared.engine.attention.protocol import StreamAttention
+from shared.engine.attention.protocol import PlanGuard, StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, page_bytes
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.host_stream import HostStream
-from shared.engine.cuda.stream import CudaStream
+from shared.engine.cuda.platform import CudaStream
 from shared.engine.streams import Stream
 from tests.benchmarks.offline import model_named, say
 

@@ -10,13 +10,17 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
-from shared.engine.attention.plan_guard import PlanGuard
+from shared.engine.attention.protocol import PlanGuard
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.kernels import CudaKernels
-from shared.engine.cuda.platform import FlashInferOps
-from shared.engine.cuda.step_kernels import REPORT_WORDS, STATE_WORDS, ReferenceKernels, read_reports
-from shared.engine.cuda.stream import CudaStream
+from shared.engine.cuda.platform import CudaStream, FlashInferOps
+from shared.engine.cuda.step_kernels import (
+    REPORT_WORDS,
+    STATE_WORDS,
+    CudaKernels,
+    ReferenceKernels,
+    read_reports,
+)
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.cuda.test_step_kernels import any_logits, any_state, generator_of, integers

@@ -27,7 +27,7 @@ from router.parsers.answer_parser import AnswerFormatReader, AnswerParser
 from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer
 from shared.grammar import limits
-from shared.grammar.bounds import check_bounds
+from shared.grammar.limits import check_bounds
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 

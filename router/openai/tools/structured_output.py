@@ -26,7 +26,7 @@ from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
 from router.text.tokenizer import Tokenizer
 from shared.grammar import limits
-from shared.grammar.bounds import check_bounds, check_nesting, too_large
+from shared.grammar.limits import check_bounds, check_nesting, too_large
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
 
 from shared.engine.attention.paged import PagedBatch
+from shared.engine.streams import Mark
 
 
 class PlannedAttention(Protocol):
@@ -51,3 +53,22 @@ class StreamAttention(Protocol):
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:
     """cap * tanh(x / cap), or x itself where there is no cap; float32 of any shape."""
     return x if cap is None else (x / cap).tanh() * cap
+
+
+class PlanGuard:
+    """`with guard:` around each plan: waits until the stream has copied the plan before. Mostly it long has.
+
+    It guards host memory that a plan fills and a stream copies later: a plan for step N + 1 that is made while the copy
+    for step N still waits in its stream would change what step N reads.
+    """
+
+    def __init__(self, record: Callable[[], Mark]) -> None:
+        self._record = record
+        self._copied: Mark | None = None
+
+    def __enter__(self) -> None:
+        if self._copied is not None:
+            self._copied.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self._copied = self._record()

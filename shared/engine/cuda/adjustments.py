@@ -1,7 +1,7 @@
 """What few rows of a step ask of their logits before a token is chosen: penalties, bias, masked ends, filters.
 
 The host knows these rows by their slots. It stages their numbers; the device gathers just their logits. The order is
-that of `shared.engine.sampling.adjustments`, the arithmetic that of `sampler` beside it.
+that of `shared.engine.sampling.sampler`, the arithmetic that of `sampler` beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.model.ops import Ops
-from shared.engine.sampling.adjustments import Adjustment
+from shared.engine.sampling.sampler import Adjustment
 from shared.wire.sampling_params import SamplingParams
 
 Rows = NDArray[np.signedinteger]

@@ -40,7 +40,7 @@ from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror, Words
 from shared.engine.cuda.staging import Staging
 from shared.engine.parts import OnLogits
-from shared.engine.sampling.constraints import Matchers
+from shared.engine.sampling.masks import Matchers
 from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled

@@ -27,8 +27,8 @@ from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.model.ops import Ops
 from shared.engine.parts import OnLogits
-from shared.engine.sampling.adjustments import ORDER, Adjustment
-from shared.engine.sampling.constraints import Matchers
+from shared.engine.sampling.masks import Matchers
+from shared.engine.sampling.sampler import ORDER, Adjustment
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 

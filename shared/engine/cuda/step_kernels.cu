@@ -1,7 +1,7 @@
 // What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to its ReferenceKernels
 // but for the last bits of a logprob.
 //
-// Compiled by NVRTC at start, for the GPU that is there (kernels.py); no header is needed. Each kernel runs with any
+// Compiled by NVRTC at start, for the GPU that is there (CudaKernels of step_kernels.py); no header is needed. Each kernel runs with any
 // number of threads a block that is 1 or a multiple of 32. So tests compile this same text with g++: with one thread a
 // block it is plain C++, and with a real thread for each thread the reductions across a block run as well.
 

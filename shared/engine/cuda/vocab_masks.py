@@ -16,10 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.sampling.constraints import NOTHING_ALLOWED, Matchers
 from shared.engine.sampling.grammars import TimedMatcher
-from shared.engine.sampling.mask_budget import MaskBudget, MaskShares
-from shared.engine.sampling.token_masks import REMEMBERED, last_ids
+from shared.engine.sampling.masks import (
+    NOTHING_ALLOWED,
+    REMEMBERED,
+    MaskBudget,
+    MaskShares,
+    Matchers,
+    last_ids,
+)
 from shared.grammar.limits import error_of
 from shared.primitives.errors import InvariantError
 

@@ -18,10 +18,9 @@ from shared.engine.attention.protocol import Attention, PlannedAttention, soft_c
 from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
-from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Linear, Ops
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.weights import OnProgress, WeightSource
+from shared.engine.model.weights import DecoderWeights, OnProgress, WeightSource
 
 
 @dataclass(frozen=True)

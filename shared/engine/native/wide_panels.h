@@ -1,4 +1,4 @@
-// Panels of the blocks that gguf/wide_blocks.py describes: values of more than four bits, and scales that have scales.
+// Panels of the blocks that gguf/packing.py describes: values of more than four bits, and scales that have scales.
 #pragma once
 
 #include "panels.h"

@@ -1,7 +1,7 @@
 """Chooses tokens: a pure function of (logits, params, the request's own tokens, seed, position).
 
 Position is the index in the output, counted from the end of the prompt across all attempts. What is applied, and in
-which order, is the table in `adjustments`; then Gumbel noise → argmax, ties by the lowest id. The filters are
+which order, is the table `ORDER`; then Gumbel noise → argmax, ties by the lowest id. The filters are
 thresholds on logits, so tokens equal to the last admitted one are admitted too.
 
 The parameters of a slot lie in arrays indexed by slot, written when a request joins. The token history is kept on the
@@ -12,16 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.sampling.adjustments import ORDER, Adjustment
-from shared.engine.sampling.constraints import Constraints
-from shared.engine.sampling.mask_budget import MaskShares
-from shared.engine.sampling.token_masks import TokenMasks
+from shared.engine.sampling.masks import Constraints, MaskShares, TokenMasks
+
+
+class Adjustment(Enum):
+    """One change of a row of logits before its token is chosen. Each engine has its own arithmetic for it."""
+
+    PENALTIES = auto()  # repetition, frequency, presence
+    ADDENDS = auto()  # bias, and ends that may not come yet
+    MASKS = auto()  # tokens that may not come: lists, bad words, grammars
+    FILTERS = auto()  # temperature, top_k, top_p, min_p
+
+
+# For all engines; it is the order of vLLM and SGLang.
+ORDER = (Adjustment.PENALTIES, Adjustment.ADDENDS, Adjustment.MASKS, Adjustment.FILTERS)
 
 
 @dataclass(frozen=True, slots=True)

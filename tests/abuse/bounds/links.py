@@ -177,7 +177,7 @@ LINK_BOUNDS = (
             "400",
             fixed,
             f"{GRAMMARS}::test_each_bound_is_met_exactly[{case}]",
-            place="shared.grammar.bounds",
+            place="shared.grammar.limits",
         )
         for name, fixed, case in (
             ("REGEX_CHARACTERS_MAX", "32 KiB of a grammar's 64", "regex"),

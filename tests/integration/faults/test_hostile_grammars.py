@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from shared.engine.sampling.mask_budget import TENANT_SECONDS
+from shared.engine.sampling.masks import TENANT_SECONDS
 from tests.abuse.procfs import PeakMemory
 from tests.hostile_grammars import HOSTILE
 from tests.integration.deployments.deployment import LocalDeployment

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from shared.engine.sampling.mask_budget import (
+from shared.engine.sampling.masks import (
     ALL_SECONDS,
     ALONE_SECONDS,
     TENANT_SECONDS,

@@ -68,15 +68,15 @@ PLACES: dict[str, dict[str, str]] = {
     "shared.worker.grammar_gate.GrammarGate": {"requests whose grammar is there go on": "_released"},
     "shared.primitives.loop_watch.LoopWatch": {"a loop hangs": "hangs"},
     # ---- sampling ----
-    "shared.engine.sampling.token_masks.TokenMasks": {
+    "shared.engine.sampling.masks.TokenMasks": {
         "bad words meet a request that joins": "join",
         "bad words see what was chosen": "take",
     },
-    "shared.engine.sampling.constraints.Constraints": {
+    "shared.engine.sampling.masks.Constraints": {
         "a grammar meets a request that joins": "join",
         "a grammar takes what was chosen": "take",
     },
-    "shared.engine.sampling.mask_budget.MaskBudget": {
+    "shared.engine.sampling.masks.MaskBudget": {
         "a row's turn for its mask ends": "_end_turn",
         "masks are paid for": "_pay",
         "a row with masks joins": "join",
@@ -283,7 +283,7 @@ PLACES: dict[str, dict[str, str]] = {
     "router.discovery.known_pods": {"a fleet is divided": "divide", "cells get routers": "served_cells"},
     "shared.wire.messages.Hello": {"a peer reads a message": "reads"},
     # ---- engine ----
-    "shared.engine.attention.plan_guard.PlanGuard": {"a plan waits for the one before": "__enter__"},
+    "shared.engine.attention.protocol.PlanGuard": {"a plan waits for the one before": "__enter__"},
     "shared.engine.checkpoint.kv_cache.KVCache": {"pages are restored": "restore"},
     "shared.engine.cuda.adjustments.Adjustments": {"adjustments are staged": "stage"},
     "shared.engine.cuda.device.CudaDevice": {

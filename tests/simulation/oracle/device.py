@@ -22,9 +22,7 @@ from functools import partial
 import numpy as np
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from shared.engine.sampling.constraints import Constraints
-from shared.engine.sampling.mask_budget import MaskShares
-from shared.engine.sampling.token_masks import TokenMasks
+from shared.engine.sampling.masks import Constraints, MaskShares, TokenMasks
 from shared.wire.sampled import Sampled, TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle.model import VOCAB_SIZE, kv_cell, logprobs_of, sample

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from shared.batch.effects import Note
-from shared.engine.sampling.constraints import Constraints
+from shared.engine.sampling.masks import Constraints
 from shared.links.events import LinkEvent, Received
 from shared.primitives.loop_watch import LoopWatch
 from shared.scheduling.drain import DrainStep, WorkerDrain

@@ -16,9 +16,8 @@ from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
 from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
-from shared.engine.sampling.constraints import Constraints
 from shared.engine.sampling.grammars import Matcher
-from shared.engine.sampling.mask_budget import MaskBudget, MaskShares
+from shared.engine.sampling.masks import Constraints, MaskBudget, MaskShares
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams

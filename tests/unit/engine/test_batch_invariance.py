@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
-from shared.engine.model.linear import PackedLinear
+from shared.engine.model.torch_ops import PackedLinear
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.tiny_models import FAMILIES, VOCAB_SIZE, tiny_model
 

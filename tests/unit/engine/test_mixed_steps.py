@@ -18,8 +18,7 @@ from torch import Tensor
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.engine.cpu.torch_device import TorchDevice
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.sampling.constraints import Constraints
-from shared.engine.sampling.mask_budget import MaskBudget
+from shared.engine.sampling.masks import Constraints, MaskBudget
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled, TokenLogprobs
 from tests.unit.engine.driver import Driver

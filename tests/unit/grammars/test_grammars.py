@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.sampling import grammars as module
-from shared.engine.sampling.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.sampling.grammars import Grammars
+from shared.engine.sampling.masks import NOTHING_ALLOWED, Constraints
 from shared.engine.sampling.sampler import Sampler
 from shared.grammar.limits import NOTHING_FOLLOWS, library_version, problem
 from shared.primitives.errors import InvariantError, ModelError

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.vocab_masks import Bits, SlotMask, VocabMasks, mask_words
-from shared.engine.sampling.constraints import NOTHING_ALLOWED, Constraints
 from shared.engine.sampling.grammars import Grammars
+from shared.engine.sampling.masks import NOTHING_ALLOWED, Constraints
 from shared.engine.sampling.sampler import Sampler
 from shared.primitives.errors import InvariantError
 from shared.wire.grammar import Grammar

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shared.engine.gguf.convert import convert, default_gguf
-from shared.engine.gguf.header import ITEMS_MAX, check_header
+from shared.engine.gguf.convert import ITEMS_MAX, check_header, convert, default_gguf
 from shared.primitives.errors import ModelError
 from tests.unit.engine.checkpoint.tiny_gguf import INNER, write_tiny_gguf
 

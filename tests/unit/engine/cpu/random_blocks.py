@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.gguf.packing import BLOCK_FORMATS, Kind, block_inputs
-from shared.engine.gguf.wide_blocks import WIDE_FORMATS
+from shared.engine.gguf.packing import BLOCK_FORMATS, WIDE_FORMATS, Kind, block_inputs
 
 ODD_SCALES = [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0]  # with the smallest and largest of fp16
 

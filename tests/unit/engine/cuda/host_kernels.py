@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda.kernels import SOURCE
+from shared.engine.cuda.step_kernels import SOURCE
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _KERNELS = {

@@ -11,7 +11,7 @@ import torch
 
 from shared.batch.schedule_batch import ForwardMode
 from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
-from shared.engine.sampling.adjustments import Adjustment
+from shared.engine.sampling.sampler import Adjustment
 from tests.simulation.mistakes.mutation import Instead, Mistakes, Mutation, gives, nothing
 from tests.simulation.mistakes.roles import get, put
 

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.cuda.kernels import SOURCE, CudaKernels, compile_for
 from shared.engine.cuda.step_kernels import (
     REPORT_WORDS,
+    SOURCE,
     STATE_WORDS,
+    CudaKernels,
     ReferenceKernels,
     SlotWord,
     StepKernels,
+    compile_for,
     read_reports,
 )
 from shared.engine.sampling.logprobs import logprobs_by_numpy
@@ -253,7 +255,7 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
 LAUNCH = """
 from types import SimpleNamespace
 import torch
-from shared.engine.cuda.kernels import CudaKernels, LoadedKernels, compile_for
+from shared.engine.cuda.step_kernels import CudaKernels, LoadedKernels, compile_for
 from shared.primitives.errors import InvariantError
 
 torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)

@@ -13,9 +13,8 @@ import pytest
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
 from shared.engine.cpu.torch_device import TorchDevice
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.sampling.constraints import Constraints
 from shared.engine.sampling.grammars import Matcher
-from shared.engine.sampling.mask_budget import MaskBudget
+from shared.engine.sampling.masks import Constraints, MaskBudget
 from shared.wire.grammar import Grammar
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import SamplingParams

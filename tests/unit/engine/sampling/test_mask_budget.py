@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from shared.engine.sampling.mask_budget import (
+from shared.engine.sampling.masks import (
     ALL_SECONDS,
     ALONE_SECONDS,
     TENANT_SECONDS,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.sampling.adjustments import ORDER, Adjustment
-from shared.engine.sampling.sampler import Sampler
+from shared.engine.sampling.sampler import ORDER, Adjustment, Sampler
 from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 
 VOCAB = 61
