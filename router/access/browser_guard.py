@@ -28,8 +28,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.config import RouterConfig
-from router.replies.known_paths import SERVED
-from router.replies.replies import send_request_error
+from router.replies import SERVED_PATHS, send_request_error
 from shared.primitives.errors import RequestError
 from shared.process.listening import (
     is_loopback,
@@ -120,7 +119,7 @@ class BrowserGuard:
                 "web pages of this origin may not use this server: see allowed_origins", status=403
             )
         content_type = headers.get(b"content-type")
-        has_reader = path in SERVED  # else the answer is 404, which says more
+        has_reader = path in SERVED_PATHS  # else the answer is 404, which says more
         if method == "POST" and has_reader and content_type is not None and not _is_json(content_type):
             raise RequestError("the body must be JSON: send Content-Type: application/json", status=415)
 

@@ -1,6 +1,6 @@
 """How many bytes this process may hold of something: in all, and for one tenant. There are two budgets.
 
-*Answers* weigh from before they are computed until they are written (`whole_answers.answer_bytes`). *Requests*: a body
+*Answers* weigh from before they are computed until they are written (`answers.answer_bytes`). *Requests*: a body
 weighs from its first byte until its request is tokenized or refused. It waits as the bytes that came; what it is
 decoded to lives only in a tokenizer thread, and is bounded there. So what requests take is at most
 
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from router.replies.replies import OverloadedError
+from router.replies import OverloadedError
 
 TENANT_SHARE = 2  # the part of the budget that one tenant may hold: one half
 

@@ -16,7 +16,7 @@ from router.access.key_ring import KeyCounters, KeyRing
 from router.access.quotas import RESERVED_OUTPUT_MAX, KeyQuota, Quotas
 from router.config import RouterConfig
 from router.core.effects import ClientRequest, Outcome, RequestCompleted, RequestFailed
-from router.replies.replies import OverloadedError, error_of, retry_after, send_json
+from router.replies import OverloadedError, error_of, retry_after, send_json
 from router.request_context import context_of
 from router.shell import TokenSink
 from shared.primitives.errors import RequestError

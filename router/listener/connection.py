@@ -24,7 +24,7 @@ from router.listener.connections import ClientConnections
 from router.listener.exchange import CLOSE, Exchange, Framing, encode_head
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal, RequestHead, RequestParser
-from router.replies.replies import error_body
+from router.replies import error_body
 from router.request_context import KEY, RequestContext
 
 if TYPE_CHECKING:

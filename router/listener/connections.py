@@ -25,10 +25,10 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import structlog
 
-from router.access.client_address import client_of
 from router.config import RouterConfig
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal
+from router.request_context import client_of
 from shared.primitives.holders import Holders
 from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by
 from shared.primitives.tally import is_worth_a_line

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.discovery.router_peers import RouterPeers
-from router.replies.replies import error_body
+from router.replies import error_body
 from router.shell import RouterShell
 from shared.process.admin_port import AdminPage, AnswerPath
 

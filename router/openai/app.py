@@ -30,8 +30,7 @@ from router.access.browser_guard import guarded
 from router.openai.completions import CompletionEndpoint
 from router.openai.serving import OpenAIServing
 from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
-from router.replies.known_paths import SERVED, describe_unknown
-from router.replies.replies import error_body, error_of, send_json, speaks_anthropic
+from router.replies import SERVED_PATHS, describe_unknown, error_body, error_of, send_json, speaks_anthropic
 from router.request_context import context_of
 from shared.primitives.errors import RequestError
 from shared.process.health import Health
@@ -116,7 +115,7 @@ class RequestIdMiddleware:
             return
         rid = context_of(scope).rid = self._draw_rid()
         began, status = time.monotonic(), 0
-        if scope["path"][:-1] in SERVED and scope["path"][-1] == "/":  # some clients join addresses so
+        if scope["path"][:-1] in SERVED_PATHS and scope["path"][-1] == "/":  # some clients join addresses so
             scope["path"] = scope["path"][:-1]
         ids = [(b"x-request-id", _echoed_id(scope) or rid.encode()), (b"x-segue-request-id", rid.encode())]
         if speaks_anthropic(scope):
@@ -156,7 +155,7 @@ def _add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> Non
 
     @app.api_route("/", methods=READ)
     async def paths() -> JSONResponse:
-        return JSONResponse({"name": "segue", "paths": SERVED})
+        return JSONResponse({"name": "segue", "paths": SERVED_PATHS})
 
     @app.api_route("/version", methods=READ)
     async def program_version() -> JSONResponse:

@@ -14,19 +14,16 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from router.access.client_address import tenant_of
 from router.core.effects import ClientRequest
 from router.core.requests.sampling_group import split_choices
 from router.openai.answers.answer_bytes import AskedAnswer, HeldBytes
 from router.openai.answers.answer_writer import AnswerWriter
 from router.openai.answers.kept_answer import KeptAnswer
-from router.openai.answers.logprob_objects import LogprobObjects
+from router.openai.answers.logprob_objects import LogprobObjects, PackedList
 from router.openai.answers.openai_objects import AnswerObjects, ChatObjects, CompletionObjects, ObjectHead
-from router.openai.answers.packed_list import PackedList
 from router.openai.answers.prompt_echo import EchoChoice, PromptEcho, echoed_text
 from router.openai.answers.response_stream import Choice, ResponseStream
-from router.openai.answers.resumable_streams import AskedStream, StreamMarks
-from router.openai.answers.stream_ids import StreamTicket
+from router.openai.answers.resumable_streams import AskedStream, StreamMarks, StreamTicket
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.own_words import in_own_words
 from router.openai.fields.states import Endpoint
@@ -39,8 +36,8 @@ from router.openai.serving import OpenAIServing
 from router.openai.tools.answer_reading import TextOptions
 from router.openai.tools.structured_output import bad_word_ids, check_masks
 from router.parsers.answer_parser import ThoughtTokens
-from router.replies.replies import DisconnectedError, send_request_error
-from router.request_context import Account, RequestContext, context_of
+from router.replies import DisconnectedError, send_request_error
+from router.request_context import Account, RequestContext, context_of, tenant_of
 from router.shell import TokenSink
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings

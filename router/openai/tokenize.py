@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from router.access.client_address import tenant_of
 from router.openai.fields.generation_fields import ChatFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.own_words import in_own_words
@@ -24,7 +23,8 @@ from router.openai.prompts.chat_messages import NO_BYTES, chat_options
 from router.openai.prompts.prompts import TRUNCATED_CONTEXTS_MAX, TokenIds, Truncation, check_token_ids
 from router.openai.serving import OpenAIServing
 from router.openai.tools.choice import tool_use
-from router.replies.replies import DisconnectedError, send_json, send_request_error
+from router.replies import DisconnectedError, send_json, send_request_error
+from router.request_context import tenant_of
 from router.text.chat_template import ChatOptions
 from shared.primitives.errors import RequestError
 

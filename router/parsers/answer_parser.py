@@ -21,8 +21,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from router.parsers.answer_formats import AnswerFormat, joined
-from router.parsers.call_scanner import CallPart, CallScanner
-from router.parsers.custom_input import CustomInput
+from router.parsers.call_scanner import CallPart, CallScanner, CustomInput
 
 DeltaKind = Literal["content", "reasoning", "call", "arguments", "custom_call", "input"]
 NAMES = ("call", "custom_call")  # whose text is the name of a tool

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.access.byte_budget import Holding
-from router.openai.answers.packed_list import ENTRY_BYTES, PACK_BYTES, PACKED_BYTES
+from router.openai.answers.logprob_objects import ENTRY_BYTES, PACK_BYTES, PACKED_BYTES
 from shared.primitives.errors import RequestError
 
 ANSWER_SHARE = 4  # the part of the budget that one answer may hold: a quarter

@@ -25,7 +25,7 @@ from router.openai.answers.kept_answer import KeptAnswer
 from router.openai.answers.openai_objects import AnswerObjects, Event, usage_json
 from router.openai.answers.response_stream import ResponseStream, TextDelta
 from router.openai.answers.resumable_streams import StreamMarks
-from router.replies.replies import Headers, send_failure, send_start
+from router.replies import Headers, send_failure, send_start
 from router.request_context import RequestContext
 from shared.primitives.errors import RequestError
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.types import Send
 
-from router.replies.replies import Headers, send_start
+from router.replies import Headers, send_start
 
 PORTION_BYTES = 64 << 10  # what a client's connection takes at once
 PORTION_SECONDS = 0.002  # after which a portion is sent as it is

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from router.openai.answers.answer_bytes import HeldBytes
-from router.openai.answers.packed_list import PackedList, TokenEntry
+from router.openai.answers.logprob_objects import PackedList, TokenEntry
 from router.openai.answers.prompt_echo import PromptEcho
 from router.openai.answers.response_stream import TextDelta
 from router.parsers.answer_parser import NAMES, AnswerDelta

@@ -19,7 +19,7 @@ from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.prompt_echo import PromptEcho
 from router.openai.answers.response_stream import TextDelta
 from router.parsers.answer_parser import NAMES
-from router.replies.replies import failure_body
+from router.replies import failure_body
 
 Json = dict[str, Any]
 COMMENT = b": waiting\n\n"  # server-sent events ignore lines that begin with a colon

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from router.core.effects import Outcome, RequestCompleted
-from router.openai.answers.packed_list import PackedList, TokenEntry
+from router.openai.answers.logprob_objects import PackedList, TokenEntry
 from router.openai.answers.response_stream import Choice, ResponseStream, TextDelta
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ from itertools import groupby
 from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
-from router.openai.answers.packed_list import TokenEntry
+from router.openai.answers.logprob_objects import TokenEntry
 from router.parsers.answer_parser import AnswerDelta, AnswerParser, ThoughtTokens
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings

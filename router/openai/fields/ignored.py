@@ -14,7 +14,7 @@ import structlog
 
 from router.openai.fields.own_words import own_place
 from router.openai.fields.states import Endpoint
-from router.replies.replies import Headers
+from router.replies import Headers
 
 log = structlog.get_logger(__name__)
 

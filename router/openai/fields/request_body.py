@@ -19,9 +19,9 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from router.access.byte_budget import ByteBudget, Holding
-from router.access.client_address import tenant_of
 from router.config import RouterConfig
-from router.replies.replies import DisconnectedError
+from router.replies import DisconnectedError
+from router.request_context import tenant_of
 from shared.primitives.errors import RequestError
 
 T = TypeVar("T")

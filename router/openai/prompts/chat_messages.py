@@ -22,7 +22,7 @@ from router.openai.fields.request_body import decode, missing_field
 from router.openai.fields.thinking import template_variables
 from router.parsers.answer_formats import CallWriting
 from router.parsers.answer_parser import AnswerFormatReader
-from router.parsers.custom_input import INPUT
+from router.parsers.call_scanner import INPUT
 from router.text.chat_template import ChatOptions, Message
 from router.text.tokenizer import Tokenizer
 from shared.grammar.limits import check_nesting

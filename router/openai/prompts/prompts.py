@@ -33,7 +33,7 @@ from router.openai.prompts.chat_messages import (
     template_message,
     without_late_system,
 )
-from router.replies.replies import DisconnectedError, OverloadedError
+from router.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.primitives.errors import RequestError

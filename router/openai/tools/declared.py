@@ -19,7 +19,7 @@ from typing import Any
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.spelling import check_names, is_slip
 from router.openai.tools.structured_output import REGEX_FIELD_CHARACTERS_MAX, json_grammar
-from router.parsers.custom_input import INPUT
+from router.parsers.call_scanner import INPUT
 from shared.grammar import limits
 from shared.grammar.limits import check_bounds, too_large
 from shared.primitives.errors import RequestError

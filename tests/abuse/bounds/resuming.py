@@ -12,7 +12,7 @@ RESUMING_BOUNDS = (
         "400",
         "4 KiB",
         f"{TESTS}::test_what_cannot_be_resumed_is_refused_by_name",
-        place="router.openai.answers.stream_ids",
+        place="router.openai.answers.resumable_streams",
     ),
     *(
         Bound(name, met, fixed, f"{TESTS}::{test}", place="router.openai.answers.resumable_streams")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.access.byte_budget import ByteBudget
 from router.config import RouterConfig
 from router.openai.fields.request_body import BodyReader
-from router.replies.replies import DisconnectedError, OverloadedError
+from router.replies import DisconnectedError, OverloadedError
 from shared.primitives.errors import RequestError
 from tests.fuzzing import fuzzed
 from tests.unit.router.request_contexts import scope_of

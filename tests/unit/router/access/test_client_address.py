@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from router.access.client_address import client_of, tenant_of
+from router.request_context import client_of, tenant_of
 from tests.unit.router.request_contexts import scope_of
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 

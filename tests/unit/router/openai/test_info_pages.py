@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from router.replies.known_paths import REFUSED, SERVED
+from router.replies import REFUSED_PATHS, SERVED_PATHS
 from router.text.tokenizer import Tokenizer
 from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
@@ -21,8 +21,8 @@ def message(response: httpx2.Response) -> str:
 
 def test_the_root_lists_the_paths_and_each_of_them_is_there(router: RunningRouter) -> None:
     paths = router.http.get("/").json()["paths"]
-    assert paths == SERVED
-    for path, description in SERVED.items():
+    assert paths == SERVED_PATHS
+    for path, description in SERVED_PATHS.items():
         get, post = (
             router.http.get(path).status_code,
             router.http.post(path, json={}).status_code,
@@ -34,7 +34,7 @@ def test_the_root_lists_the_paths_and_each_of_them_is_there(router: RunningRoute
 def test_an_unknown_path_is_told_all_paths(router: RunningRouter, path: str) -> None:
     response = router.http.get(path)
     assert response.status_code == 404
-    assert all(known in message(response) for known in SERVED)
+    assert all(known in message(response) for known in SERVED_PATHS)
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions//", "/chat/completions/"])
@@ -44,12 +44,12 @@ def test_an_address_that_is_nearly_right_is_told_the_right_one(router: RunningRo
     assert message(response).endswith("did you mean /v1/chat/completions?")
 
 
-@pytest.mark.parametrize("path", REFUSED)
+@pytest.mark.parametrize("path", REFUSED_PATHS)
 def test_a_path_of_another_server_is_refused_with_the_reason(router: RunningRouter, path: str) -> None:
     for asked in (path, f"{path}/marker-51c9"):
         response = router.http.post(asked, json={})
         assert response.status_code == 404
-        assert message(response) == f"{path} is not served: {REFUSED[path]}"
+        assert message(response) == f"{path} is not served: {REFUSED_PATHS[path]}"
 
 
 def test_the_version_is_the_programs(router: RunningRouter) -> None:

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from router.access.byte_budget import ByteBudget
 from router.openai.answers.answer_bytes import FREE_BYTES, STEP_BYTES, AskedAnswer, HeldBytes
 from router.openai.answers.kept_answer import KeptAnswer, KeptChoice
-from router.openai.answers.logprob_objects import LogprobObjects, TokenBytes
+from router.openai.answers.logprob_objects import LogprobObjects, PackedList, TokenBytes, TokenEntry
 from router.openai.answers.openai_objects import PromptTexts
-from router.openai.answers.packed_list import PackedList, TokenEntry
 from router.openai.answers.prompt_echo import EchoedText, PromptEcho
 from router.openai.answers.response_stream import TextDelta
-from router.replies.replies import OverloadedError
+from router.replies import OverloadedError
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.sampled import TokenLogprobs

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from router.openai.answers.packed_list import BATCH_LOGPROBS
+from router.openai.answers.logprob_objects import BATCH_LOGPROBS
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID

@@ -17,13 +17,16 @@ from router.openai.answers.resumable_streams import (
     IDEMPOTENCY_KEYS_MAX,
     IDEMPOTENCY_SECONDS,
     RESUMABLE_CHOICES_MAX,
+    ChoicePlace,
     Resuming,
     StreamHeaders,
+    StreamIds,
     StreamMarks,
     StreamPlan,
+    StreamTicket,
+    event_id,
     stream_marks,
 )
-from router.openai.answers.stream_ids import ChoicePlace, StreamIds, StreamTicket, event_id
 from router.parsers.answer_parser import AnswerDelta
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError

@@ -6,7 +6,7 @@ import pytest
 
 from router.openai.fields.own_words import in_own_words, own_place
 from router.openai.fields.states import Endpoint
-from router.replies.replies import OverloadedError
+from router.replies import OverloadedError
 from shared.primitives.errors import RequestError
 
 PLACES: dict[str, tuple[Endpoint, str, str]] = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.openai.prompts.prompts import TokenizerQueue
-from router.replies.replies import DisconnectedError, OverloadedError
+from router.replies import DisconnectedError, OverloadedError
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(["come", "end", "hang up", "cancel"]), st.integers(0, 3)), max_size=40

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from router.parsers.custom_input import CustomInput
+from router.parsers.call_scanner import CustomInput
 
 PATCH = '*** Begin Patch\n+\tprint("a\\\\b")\u2028日本 🙂🦊\x00\n*** End Patch'
 CASES = {

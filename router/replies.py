@@ -114,8 +114,6 @@ async def send_request_error(
 # has: here that is 503, as for every other client, and its type says `overloaded_error`, which is what clients look at.
 
 
-PATH = "/v1/messages"
-
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -132,10 +130,90 @@ _ANTHROPIC_TYPES = {
 def speaks_anthropic(scope: Scope) -> bool:
     """Whether a request is for this API, or of a client of Anthropic's to another path."""
     path: str = scope["path"]
-    return path.startswith(PATH) or b"anthropic-version" in dict(scope["headers"])
+    return path.startswith("/v1/messages") or b"anthropic-version" in dict(scope["headers"])
 
 
 def error_object(status: int, message: str, rid: str | None = None) -> dict[str, Any]:
     """Anthropic's error object; `rid` leads to what became of the request."""
     error = {"type": _ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": message}
     return {"type": "error", "error": error} | ({"request_id": rid} if rid else {})
+
+
+# ---- Every path of the API, and the paths of other servers that are not served: why, and what there is instead -------
+# Data alone. `/` and an unknown path list the served ones.
+
+
+SERVED_PATHS = {
+    "/v1/chat/completions": "POST: the next message of a chat",
+    "/v1/responses": "POST: the same in OpenAI's newer form; nothing is stored",
+    "/v1/messages": "POST: the same in Anthropic's form",
+    "/v1/messages/count_tokens": "POST: how long the prompt of such a request is",
+    "/v1/completions": "POST: the continuation of a text",
+    "/v1/models": "GET: the model's name, and its context length",
+    "/tokenize": "POST: the token ids of a text or a chat",
+    "/detokenize": "POST: the text of token ids",
+    "/tokenizer_info": "GET: the tokenizer's special tokens and its chat template",
+    "/health": "GET: whether requests are served; /ping is the same",
+    "/version": "GET: this program's version",
+}
+
+_POOLED = "the model generates text: a vector of a prompt is a model's of another kind"
+_STATELESS = "nothing is stored here: send the whole conversation"
+_TEXT_ONLY = "this server reads and writes text only"
+_ONE_MODEL = "this server has one model, as it is"
+
+# By the beginning of the path. Without `/v1` as well, where a client was given an address that lacks it.
+REFUSED_PATHS = {
+    "/v1/embeddings": _POOLED,
+    "/v1/score": _POOLED,
+    "/v1/rerank": _POOLED,
+    "/v2/rerank": _POOLED,
+    "/v1/classify": _POOLED,
+    "/v1/pooling": _POOLED,
+    "/score": _POOLED,
+    "/rerank": _POOLED,
+    "/classify": _POOLED,
+    "/pooling": _POOLED,
+    "/v1/conversations": _STATELESS,
+    "/v1/assistants": _STATELESS,
+    "/v1/threads": _STATELESS,
+    "/v1/files": _STATELESS,
+    "/v1/uploads": _STATELESS,
+    "/v1/vector_stores": _STATELESS,
+    "/v1/batches": "send the requests as they are: they wait in one queue, and are served fairly",
+    "/v1/audio": _TEXT_ONLY,
+    "/v1/images": _TEXT_ONLY,
+    "/v1/videos": _TEXT_ONLY,
+    "/v1/realtime": _TEXT_ONLY,
+    "/v1/moderations": "nothing is moderated here",
+    "/v1/fine_tuning": _ONE_MODEL,
+    "/v1/load_lora_adapter": _ONE_MODEL,
+    "/v1/unload_lora_adapter": _ONE_MODEL,
+    "/v1/messages/batches": "send the requests as they are: they wait in one queue, and are served fairly",
+    "/v1/complete": "it is Anthropic's; use /v1/messages",
+    "/api/chat": "it is Ollama's; use /v1/chat/completions",
+    "/api/generate": "it is Ollama's; use /v1/completions",
+    "/api/tags": "it is Ollama's; use /v1/models",
+    "/generate": "it is SGLang's; use /v1/completions",
+    "/inference/v1/generate": "it is vLLM's; use /v1/completions with token ids",
+    "/openai/deployments": "it is Azure's; use /v1",
+}
+ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
+
+
+def describe_unknown(path: str) -> str:
+    """What a client is told that asked for a path which is not served. The path is its text and is not repeated."""
+    for known in ADMIN_PATHS:
+        if _begins(path, known):
+            return f"{known} is on the admin port"
+    for known, reason in REFUSED_PATHS.items():
+        if _begins(path, known):
+            return f"{known} is not served: {reason}"
+    for known in SERVED_PATHS:
+        if path.rstrip("/") in (known, known.removeprefix("/v1"), f"/v1{known}"):
+            return f"there is nothing at this path; did you mean {known}?"
+    return f"there is nothing at this path; there are {', '.join(SERVED_PATHS)}"
+
+
+def _begins(path: str, known: str) -> bool:
+    return path == known or path.startswith(f"{known}/")

@@ -1,1 +1,0 @@
-"""What is answered where nothing is generated: errors in the words of each API, and paths that are not served."""
