@@ -57,8 +57,8 @@ serve: setup
 	@exec $(VENV)/bin/segue up $(ARGS)
 
 # Two processes take the files of tests in turns. A thread of torch that waits for another one sleeps: by default it spins,
-# which on two cores takes the time of the other process.
-PYTEST := OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# which on two cores takes the time of the other process. Each process imports all files of tests, so compiled ones are kept.
+PYTEST := OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What loads an engine or a package index is left to `make test`. A third of the time these tests wait, so three processes.
 check: lint

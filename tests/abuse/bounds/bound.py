@@ -29,7 +29,7 @@ class Bound:
     @property
     def title(self) -> str:
         """The flag of a setting, or the constant and where it is."""
-        owner = self._owner()
+        owner = self._owner() if self._of_class else None  # a constant's module may take seconds to import
         is_setting = isinstance(owner, type) and issubclass(owner, Settings)
         return flag_of(self.name) if is_setting else f"{self.place}.{self.name}"
 
@@ -43,11 +43,12 @@ class Bound:
             return str(owner.model_fields[self.name].default)
         return str(owner.__dataclass_fields__[self.name].default)  # type: ignore[attr-defined]
 
+    @property
+    def _of_class(self) -> bool:
+        return self.place.rpartition(".")[2][0].isupper()
+
     def _owner(self) -> object:
+        if not self._of_class:
+            return importlib.import_module(self.place)
         module, _, name = self.place.rpartition(".")
-        is_class = name[0].isupper()
-        return (
-            getattr(importlib.import_module(module), name)
-            if is_class
-            else importlib.import_module(self.place)
-        )
+        return getattr(importlib.import_module(module), name)
