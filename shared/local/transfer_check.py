@@ -17,8 +17,7 @@ from shared.primitives.errors import StartError, TransferError
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchLanded
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.transfer.ucx import LOOPBACK
 from shared.wire.baton import Baton

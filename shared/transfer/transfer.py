@@ -1,21 +1,23 @@
 """A worker's whole transfer: what it offers to others, and its fetches from them. Implements `Fetcher`.
 
 A transport (`nixl`, `tls`) gives an `Offer`, which also makes its readers; the rest is the same for all of them and
-lies in `fetches`. Knows no transport. A transfer belongs to one thread, the worker's loop.
+lies in `fetches`. `self_fetch` is the check before a worker is ready. Knows no transport. A transfer belongs to one thread, the worker's loop.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.grants import Grants
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
-from shared.transfer.protocol import FetchEvent
+from shared.transfer.protocol import Fetcher, FetchEvent, FetchLanded, LeaseWords
 from shared.transfer.reader import Reader, make_here, make_on_thread
 from shared.wire.baton import Baton, Holder, agent_name
 
@@ -118,3 +120,46 @@ def describe_holder(uid: str, epoch: int, metadata: bytes, pages: PageMemory, wo
         memory=pages.memory,
         known_page=pages.known_page,
     )
+
+
+FETCH_ID = 0
+TARGET = 0  # any page of the pool: none is in use yet
+WAIT_SECONDS = 0.001
+
+
+class _Transfer(Fetcher, Protocol):
+    @property
+    def words(self) -> LeaseWords: ...
+
+
+def self_fetch(
+    transfer: _Transfer,
+    pages: PageMemory,
+    kv_format: str,
+    *,
+    seconds_max: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Fetch the known page into one of the pool. Returns the transport that carried it.
+
+    Call it before anything else uses the pages and the words. `TransferError` in one sentence when the page does
+    not land, or lands with other bytes: that is compared by every first fetch from a worker, see `fetches`.
+    """
+    nonce = transfer.words.open(0, (pages.known_page,))
+    baton = Baton("self-fetch", 0, transfer.holder, kv_format, 0, nonce, 1, 1, (pages.known_page,))
+    transfer.start(FETCH_ID, baton, 0, [TARGET])
+    landed = _wait(transfer, clock() + seconds_max, clock)
+    transfer.words.clear(0)
+    if not isinstance(landed, FetchLanded) or landed.link is None:
+        raise TransferError(
+            f"the self-fetch of a KV page ended with {landed!r}: can the KV ports be used here?"
+        )
+    return landed.link.transport
+
+
+def _wait(transfer: Fetcher, deadline: float, clock: Callable[[], float]) -> FetchEvent | None:
+    while clock() < deadline:
+        if events := transfer.poll():
+            return events[-1]
+        time.sleep(WAIT_SECONDS)
+    return None

@@ -43,8 +43,7 @@ from shared.scheduling.drain import DrainFacts, DrainStep, WorkerDrain
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.memory import HOST_ACCESS, PageMemory
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
 from shared.worker.grammar_gate import GrammarGate

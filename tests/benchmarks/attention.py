@@ -21,8 +21,7 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlanGuard, StreamAttention
+from shared.engine.attention.protocol import PagedBatch, PlanGuard, StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, page_bytes
 from shared.engine.checkpoint.model_config import ModelConfig

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PagedBatch
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.device import CudaDevice

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import DecodeAttention, PlannedAttention, StreamAttention
+from shared.engine.attention.protocol import DecodeAttention, PagedBatch, PlannedAttention, StreamAttention
 from shared.engine.cuda.step_kernels import ReferenceKernels
 from tests.doubles.late_stream import LateStream
 

@@ -15,8 +15,7 @@ import pytest
 
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, KvTransport
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import KV_FORMAT, LEASES, Clock, FetchWorld, byte_of
 from tests.integration.transfer.holder_processes import (

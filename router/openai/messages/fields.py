@@ -246,7 +246,14 @@ def _function(tool: OfferedTool, param: str) -> Json | None:
 
 _TEXT = {"type": "string"}
 _PATH = {"type": "string", "description": "Absolute path of a file or folder."}
-_INSERTED = {"type": "string", "description": "The text to insert."}
+_EDITED: dict[str, Json] = {
+    "path": _PATH,
+    "file_text": _TEXT,
+    "old_str": _TEXT,
+    "new_str": _TEXT,
+    "insert_line": {"type": "integer"},
+    "insert_text": {"type": "string", "description": "The text to insert."},
+}
 
 
 def _commands(*names: str) -> Json:
@@ -268,12 +275,7 @@ _TEXT_EDITOR = (
     _schema(
         ["command", "path"],
         command=_commands("view", "create", "str_replace", "insert"),
-        path=_PATH,
-        file_text=_TEXT,
-        old_str=_TEXT,
-        new_str=_TEXT,
-        insert_line={"type": "integer"},
-        insert_text=_INSERTED,
+        **_EDITED,
         view_range={"type": "array", "items": {"type": "integer"}},
     ),
 )
@@ -282,12 +284,7 @@ _MEMORY = (
     _schema(
         ["command"],
         command=_commands("view", "create", "str_replace", "insert", "delete", "rename"),
-        path=_PATH,
-        file_text=_TEXT,
-        old_str=_TEXT,
-        new_str=_TEXT,
-        insert_line={"type": "integer"},
-        insert_text=_INSERTED,
+        **_EDITED,
         view_range={"type": "array", "items": {"type": "integer"}},
         old_path=_PATH,
         new_path=_PATH,

@@ -32,7 +32,7 @@ from shared.engine.attention.flashinfer_workspace import (
     Processors,
     float_workspace_bytes,
 )
-from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PagedBatch
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.primitives.errors import ConfigError

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlanGuard, soft_cap
+from shared.engine.attention.protocol import PagedBatch, PlanGuard, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.streams import Stream

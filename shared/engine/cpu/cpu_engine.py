@@ -18,6 +18,7 @@ from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.decoder import DecoderModel, PlanningDecoder
+from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.torch_ops import PackedLinear, TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
@@ -26,7 +27,6 @@ from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import LogprobRows
 from shared.engine.sampling.masks import Constraints
 from shared.engine.sampling.sampler import Sampler
-from shared.engine.transformers.fallback import FallbackModel
 from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits

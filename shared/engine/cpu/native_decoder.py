@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PagedBatch
 from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig

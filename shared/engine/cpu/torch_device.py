@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
-from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PagedBatch
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.logprobs import LogprobRows

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, SlotJoin
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlannedAttention
+from shared.engine.attention.protocol import PagedBatch, PlannedAttention
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import DecodeAttention, StreamAttention
+from shared.engine.attention.protocol import DecodeAttention, PagedBatch, StreamAttention
 from shared.engine.cuda.counters import EAGER, DeviceCounters
 from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords

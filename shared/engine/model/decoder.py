@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import Attention, PlannedAttention, soft_cap
+from shared.engine.attention.protocol import Attention, PagedBatch, PlannedAttention, soft_cap
 from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope

@@ -23,7 +23,7 @@ struct Cache {
     long values(int page, int layer, int kv_head) const { return keys(page, layer, kv_heads + kv_head); }
 };
 
-// A packed, ragged batch: `PagedBatch` of attention/paged.py.
+// A packed, ragged batch: `PagedBatch` of attention/protocol.py.
 struct Batch {
     int32_t rows, requests, sampled;
     const int64_t* token_ids;      // [rows]

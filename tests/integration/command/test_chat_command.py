@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shared.local.chat_session import ChatSession
+from shared.local.chat_command import ChatSession
 from shared.primitives.errors import StartError
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.waiting import comes_true

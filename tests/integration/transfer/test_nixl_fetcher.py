@@ -8,8 +8,7 @@ import pytest
 
 from shared.transfer.kv_links import MEASURED_BYTES_MIN
 from shared.transfer.protocol import FetchLanded, KvLink
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import (
     KV_FORMAT,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from shared.transfer.protocol import FetchFailed, FetchLanded
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import open_offer
 from tests.fetcher_contract import (
     KV_FORMAT,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlannedAttention
+from shared.engine.attention.protocol import PagedBatch, PlannedAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig, read_model_config

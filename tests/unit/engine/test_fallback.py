@@ -35,7 +35,7 @@ from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
 from shared.engine.engine import load
-from shared.engine.transformers.fallback import Scores
+from shared.engine.model.fallback import Scores
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import SIZES, VOCAB_SIZE, save_model, tiny_model
@@ -198,7 +198,7 @@ def test_a_model_whose_pages_give_other_logits_is_refused(
     """Whatever it does beside attention: here the window is not said to the attention."""
     save_model(_cohere2, tmp_path)
     monkeypatch.setattr(
-        "shared.engine.transformers.fallback.Scores", lambda scale, _window, cap: Scores(scale, None, cap)
+        "shared.engine.model.fallback.Scores", lambda scale, _window, cap: Scores(scale, None, cap)
     )
     with pytest.raises(ModelError, match="over pages its logits differ by"):
         load(tmp_path, EngineConfig(pages=8, page_size=16, slots=2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
+from shared.engine.attention.protocol import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig

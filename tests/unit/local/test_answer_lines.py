@@ -8,8 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from shared.local.chat_command import DIM, PLAIN, AnswerLines
-from shared.local.chat_session import AnswerPiece
+from shared.local.chat_command import DIM, PLAIN, AnswerLines, AnswerPiece
 
 
 class ShownText(io.StringIO):

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from shared.local.chat_session import ChatSession
+from shared.local.chat_command import ChatSession
 from shared.primitives.errors import StartError
 
 

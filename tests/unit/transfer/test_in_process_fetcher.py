@@ -17,8 +17,7 @@ from shared.transfer.fetches import FETCH_STATES, RETIRE_AGAIN_SECONDS, Fetches,
 from shared.transfer.memory import WordTable
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
 from shared.transfer.reader import NotPostedError, ReadState, Span, make_on_thread
-from shared.transfer.self_fetch import self_fetch
-from shared.transfer.transfer import Transfer
+from shared.transfer.transfer import Transfer, self_fetch
 from shared.wire.baton import Baton
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader
 from tests.fetcher_contract import (

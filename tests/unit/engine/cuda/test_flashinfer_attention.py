@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import PlanGuard
+from shared.engine.attention.protocol import PagedBatch, PlanGuard
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig

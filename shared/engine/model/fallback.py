@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.attention.paged import PagedBatch
-from shared.engine.attention.protocol import soft_cap
+from shared.engine.attention.protocol import PagedBatch, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.model.weights import OnProgress, weight_files

@@ -1,1 +1,0 @@
-"""The engine of models that no family fits: transformers' own code, with attention over our pages."""
