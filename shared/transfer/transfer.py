@@ -1,7 +1,8 @@
 """A worker's whole transfer: what it offers to others, and its fetches from them. Implements `Fetcher`.
 
 A transport (`nixl`, `tls`) gives an `Offer`, which also makes its readers; the rest is the same for all of them and
-lies in `fetches`. `self_fetch` is the check before a worker is ready. Knows no transport. A transfer belongs to one thread, the worker's loop.
+lies in `fetches`. `self_fetch` is the check before a worker is ready. Knows no transport. A transfer belongs to one
+thread, the worker's loop.
 """
 
 from __future__ import annotations
