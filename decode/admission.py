@@ -25,7 +25,7 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.page_pool import PageState
 from shared.scheduling.sound_commands import unsound, unsound_baton
 from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
-from shared.wire.messages import Decode, RefusalReason
+from shared.wire.messages import Decode, RefusalReason, Serve
 
 # In units of `retract_steps`: a retraction needs one, so the other lies before the next retraction.
 STEPS_BETWEEN = 2
@@ -63,16 +63,25 @@ class Admission:
             config.max_running_requests, config.tenant_share_max
         )
 
-    def never_fits(self, command: Decode) -> tuple[RefusalReason, str] | None:
+    def never_fits(self, command: Decode | Serve) -> tuple[RefusalReason, str] | None:
         """Why this worker can never take the request; None if it can."""
-        baton, output_len = command.baton, len(command.token_ids) - command.prompt_len
+        output_len = len(command.token_ids) - command.prompt_len
         final_len = command.prompt_len + command.params.max_new_tokens - 1
         if final_len >= self._context_len or self._memory.pages_for(final_len) > self._memory.pool.total:
             return "too_long", f"up to {final_len + 1} tokens exceed this worker's context or pages"
-        if baton.kv_format != self._kv_format:
-            return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
         if output_len >= command.params.max_new_tokens:
             return "internal", f"nothing to generate: {output_len} tokens of output are here"
+        if isinstance(command, Decode):
+            return self._unsound_baton(command)
+        if not self._config.local_tokens_max:
+            return "internal", "this worker computes no prompts"
+        problem = unsound(command, self._vocab_size)
+        return ("internal", problem) if problem else None
+
+    def _unsound_baton(self, command: Decode) -> tuple[RefusalReason, str] | None:
+        baton = command.baton
+        if baton.kv_format != self._kv_format:
+            return "unreachable", f"KV format {baton.kv_format} is not this worker's {self._kv_format}"
         if baton.kv_len != len(command.token_ids) - 1:
             return "internal", f"the baton covers {baton.kv_len} tokens of {len(command.token_ids)}"
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
@@ -218,8 +227,9 @@ class Admission:
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps, longest = self.steps_until_landed if reqs else 0, 0
         for req in reqs:
-            if req.final_kv_len > longest and req.launched_len + steps > longest:
-                longest = min(req.final_kv_len, req.launched_len + steps)
+            growing_from = max(req.launched_len, len(req.token_ids) - 1)
+            if req.final_kv_len > longest and growing_from + steps > longest:
+                longest = min(req.final_kv_len, growing_from + steps)
         return max(pages, self._memory.pages_for(longest))
 
     def _growth_pages(self, present: list[Req], req: Req) -> int:

@@ -81,6 +81,13 @@ class DecodeCounters(LeaseCounters):
         "segue_recomputed_total",
         "Retracted requests without room in host memory that were computed again here.",
     )
+    local_prompts: int = total(
+        "segue_local_prompts_total", "Prompts that this decode worker computed, whole or in part."
+    )
+    put_back: int = total(
+        "segue_put_back_total",
+        "Prompts that went back to their router while they were computed, since a stream needed their pages.",
+    )
     resumes: int = total("segue_resumes_total", "Retracted requests that run again.")
     returned_to_router: int = total(
         "segue_returned_to_router_total",

@@ -28,7 +28,7 @@ class DecodeState(StateName):
     BACKING_UP = "backing_up"  # its pages are being copied to host memory
     RETRACTED = "retracted"  # its pages lie in host memory
     QUEUED = "queued"  # host memory had no room for its pages: it holds nothing, and is to be computed again
-    EXTENDING = "extending"  # in a slot with pages for all its tokens, which are being computed again
+    EXTENDING = "extending"  # in a slot with pages for all its tokens, which are being computed
     RESTORING = "restoring"  # in a slot, its pages are being copied back
     ABORTING = "aborting"  # cancelled while its pages are being copied
     FINISHED = "finished"  # all its tokens are sampled
@@ -61,6 +61,9 @@ class DecodeEvent(StateName):
     QUEUED = "Queued"
     RECOMPUTE_STARTED = "RecomputeStarted"
     RECOMPUTED = "Recomputed"
+    EXTEND_STARTED = "ExtendStarted"
+    COMPUTED = "Computed"
+    PUT_BACK = "PutBack"
     BACKED_UP = "BackedUp"
     RESTORE_STARTED = "RestoreStarted"
     RESTORED = "Restored"
@@ -74,6 +77,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         _S.WAITING: {
             _E.FETCH_STARTED: _S.TRANSFERRING,
             _E.ALL_CACHED: _S.JOINING,
+            _E.EXTEND_STARTED: _S.EXTENDING,
             _E.REFUSED: _S.REFUSED,
             _E.CANCELLED: _S.CANCELLED,
         },
@@ -130,6 +134,10 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         },
         _S.EXTENDING: {
             _E.RECOMPUTED: _S.JOINING,
+            _E.COMPUTED: _S.JOINING,
+            _E.PUT_BACK: _S.REFUSED,
+            _E.FINISHED: _S.FINISHED,
+            _E.FAILED: _S.FAILED,
             _E.HOST_FULL: _S.REFUSED,
             _E.CANCELLED: _S.CANCELLED,
         },

@@ -2,7 +2,7 @@
 
     running ─► retracting (its step in flight settles) ─► backing_up ─► retracted ─► restoring ─► joins again
                   ├─ may still finish                                                     ▲
-                  └─ no room in host memory ─► queued ─► extending (`recomputation`) ─────┘
+                  └─ no room in host memory ─► queued ─► extending (`local_prompts`) ─────┘
 
 Pages go to host memory and return without recomputation. Where that is full, a request keeps nothing, and its tokens
 are computed again in its turn; a worker that does not do so returns it to the router. Retracted requests stand in line:
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
-from decode.recomputation import Recomputation
+from decode.local_prompts import LocalPrompts
 from decode.turns import Turns
 from shared.batch.effects import Backup, Restore, WorkerEffect
 from shared.batch.req import Req
@@ -58,7 +58,7 @@ class Retraction:
     pages_kept: int  # of the pool: one tenant must not take them alone
     retractions_max: int  # a request retracted this often is retracted last; it can still be retracted
     turns: Turns
-    recomputation: Recomputation
+    prompts: LocalPrompts
     growth_within: Callable[
         [Collection[Req], float], int
     ]  # pages that requests are expected to take in seconds
@@ -75,7 +75,7 @@ class Retraction:
     @property
     def active(self) -> bool:
         """Whether a retracted request has not returned: meanwhile only those below their share come in."""
-        return bool(self.settling or self._line or self._copies or self.recomputation.extending)
+        return bool(self.settling or self._line or self._copies or self.prompts.recomputed)
 
     @property
     def backfilled(self) -> int:
@@ -94,7 +94,7 @@ class Retraction:
     @property
     def count(self) -> int:
         """Requests that were retracted and have not returned."""
-        return len(self.settling) + len(self._copies) + len(self._line) + len(self.recomputation.extending)
+        return len(self.settling) + len(self._copies) + len(self._line) + len(self.prompts.recomputed)
 
     @property
     def line(self) -> list[Req]:
@@ -113,7 +113,7 @@ class Retraction:
     def paused(self) -> list[Req]:
         """Requests that do not decode and have no step in flight that does: in line, or on the way there or back."""
         backing_up = [copy.req for copy in self._copies.values() if copy.req.state is DecodeState.BACKING_UP]
-        return [*self.line, *backing_up, *self.recomputation.extending]
+        return [*self.line, *backing_up, *self.prompts.recomputed]
 
     @property
     def copied(self) -> Mapping[DecodeState, list[Req]]:
@@ -147,6 +147,16 @@ class Retraction:
             self._retract(victim)
         return victims
 
+    def lacks_pages(self, running: Collection[Req]) -> bool:
+        """Whether the steps ahead of `running` lack pages, so that somebody must give up some. One alone keeps none."""
+        ending = sum(
+            self.memory.releasable_pages(req) for req in running if req.launched_len >= req.final_kv_len
+        )
+        staying = [req for req in running if req.launched_len < req.final_kv_len]
+        kept = self.pages_kept if len(staying) > 1 else 0
+        free = self.memory.available_pages + ending + self.pages_soon_free()
+        return bool(staying) and self.pages_wanted(staying) + kept > free
+
     def pages_wanted(self, reqs: Iterable[Req]) -> int:
         """Pages that these requests will take within the steps ahead."""
         return sum(
@@ -178,7 +188,7 @@ class Retraction:
         """
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
         without_room = [req for req in settled if not self._back_up(req)]
-        if not self.recomputation.enabled:
+        if not self.prompts.enabled:
             return without_room
         for req in without_room:
             self._queue(req)
@@ -218,7 +228,7 @@ class Retraction:
     def _returning(self) -> list[Req]:
         """Requests that have pages for all their tokens, and do not run yet."""
         restoring = [copy.req for copy in self._copies.values() if copy.restoring]
-        return [*restoring, *self.recomputation.extending]
+        return [*restoring, *self.prompts.recomputed]
 
     def _leaving_for(self, head: Req, running: Iterable[Req], present: Collection[Req]) -> list[Req]:
         """As few as make room for `head`; none if all are not enough.
@@ -230,7 +240,7 @@ class Retraction:
         lacking = self.memory.pages_lacking(head, head.kv_len) - self.pages_soon_free()
         for req in self.turns.over(req for req in running if req.launched_len < req.final_kv_len):
             host_free -= self.memory.pages_for(req.launched_len)
-            if host_free < 0 and not self.recomputation.enabled:
+            if host_free < 0 and not self.prompts.enabled:
                 return []
             staying.remove(req)
             leaving.append(req)
@@ -256,7 +266,7 @@ class Retraction:
         if self.memory.available_pages < growth_pages:
             return None
         req, host_pages = self._line[0]
-        if req.state is DecodeState.QUEUED and self.recomputation.extending:
+        if req.state is DecodeState.QUEUED and self.prompts.recomputed:
             return (
                 None  # one after the other: nothing can take back the pages of one that waits to be computed
             )
@@ -275,7 +285,7 @@ class Retraction:
             self._restore(req, host_pages, cached, pages)
         elif missing:
             self.states.advance(req, DecodeEvent.RECOMPUTE_STARTED)
-            self.recomputation.start(req)
+            self.prompts.start(req, samples=False)
         else:
             self.states.advance(req, DecodeEvent.ALL_CACHED)
             self._note_return(req)

@@ -1,4 +1,4 @@
-"""Takes requests in, settles what their steps sampled, and ends them.
+"""Takes requests in, plans their steps, and settles what these sampled.
 
 A request's way through a decode worker (`decode/lifecycle.py` has every state and event):
 
@@ -7,13 +7,15 @@ A request's way through a decode worker (`decode/lifecycle.py` has every state a
                                             └──────────┼───────────────────(retraction)────────────────────────┘
                                                        └─► migrating ─► leased ─► released
                                                            └───(migration)───┘
+    Serve ─► waiting ─► extending ─► joining ─► …      its prompt is computed here (local_prompts)
+
 A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its request
 ended is discarded, and the pages that an ended request held are retired, not freed. Requests whose pages have landed
 always join; only those without pages are refused for lack of slots and pages. A draining worker refuses new requests,
 and the router migrates those that are here.
 
 Each part keeps the requests of some states, and none of them knows all. So this file puts all requests that are here to
-the rules of `Admission` and `Retraction` (slots and pages), and knows what a request holds in each state (resources).
+the rules of `Admission` and `Retraction` (slots and pages). `Endings` knows what a request holds in each state.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from functools import partial
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
+from decode.endings import Endings
 from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
+from decode.local_prompts import LocalPrompts, Settled
 from decode.migration import Migrations
 from decode.output_buffer import OutputBuffer
 from decode.pauses import Pauses
-from decode.recomputation import Recomputation
 from decode.retraction import Retraction
 from decode.running_batch import RunningBatch
 from decode.transfer_queue import NotTransferred, TransferQueue, Transferred
@@ -41,12 +44,20 @@ from shared.kv.leases import LeaseEnd, LeaseTable
 from shared.kv.page_pool import PagePool, PageState
 from shared.links.events import LinkEvent, PeerDown, Received
 from shared.primitives.errors import InvariantError
+from shared.scheduling.prompt_rows import prefilled, scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Baton, Holder
-from shared.wire.messages import Cancel, Decode, Finished, FinishReason, Load, Migrate, RefusalReason, Refused
-from shared.wire.sampled import Sampled
+from shared.wire.messages import (
+    Cancel,
+    Decode,
+    FinishReason,
+    Load,
+    Migrate,
+    Serve,
+)
+from shared.wire.sampled import Sampled, TokenLogprobs
 
 
 class DecodeScheduler:
@@ -72,7 +83,6 @@ class DecodeScheduler:
         self.states = RequestStates(TRANSITIONS)
         self._now = 0.0
         self._sequence = 0  # of the last request that came
-        self._reqs: dict[str, Req] = {}  # every request that is here and not leased
         self._effects = effects = list[WorkerEffect]()
         memory, states, counters = self.memory, self.states, self.counters
         self.leases = LeaseTable(
@@ -82,9 +92,7 @@ class DecodeScheduler:
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
-        self._recomputation = Recomputation(
-            memory, counters, config.local_tokens_max, config.itl_target_seconds
-        )
+        self._prompts = LocalPrompts(memory, counters, config.local_tokens_max, config.itl_target_seconds)
         self._retraction = Retraction(
             memory,
             self.host,
@@ -95,13 +103,32 @@ class DecodeScheduler:
             self._admission.pages_kept,
             config.retractions_max,
             Turns(config.turn_seconds),
-            self._recomputation,
+            self._prompts,
             self._admission.growth_within,
         )
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, effects)
         self._pauses = Pauses(self._sessions, self._output_buffer, effects)
         self._migrations = Migrations(
             memory, self._batch, self.leases, self._output_buffer, states, counters, effects
+        )
+        self._endings = self._build_endings()
+        self._reqs = self._endings.reqs  # every request that is here and not leased, by rid
+
+    def _build_endings(self) -> Endings:
+        return Endings(
+            self.memory,
+            self.states,
+            self.counters,
+            self._effects,
+            self._sessions,
+            self.leases,
+            self._admission,
+            self._output_buffer,
+            self._batch,
+            self._transfer_queue,
+            self._prompts,
+            self._retraction,
+            self._migrations,
         )
 
     # ---- events ----
@@ -111,15 +138,17 @@ class DecodeScheduler:
         match self._sessions.on_link(event, now):
             case Received(router, Decode() as command):
                 self._intake(router, command, now)
+            case Received(router, Serve() as command):
+                self._intake_prompt(router, command, now)
             case Received(_, Migrate(rid, attempt)):
                 if (req := self._reqs.get(rid)) and req.attempt == attempt:
                     self._migrations.ask(req)
             case Received(_, Cancel(rid, attempt)):
-                self._cancel(rid, attempt)
+                self._endings.cancel(rid, attempt)
             case PeerDown(router, _):
                 self._output_buffer.forget(router)
                 for req in [req for req in self._reqs.values() if req.router == router]:
-                    self._drop(req)
+                    self._endings.drop(req)
             case Received(router, message):
                 raise InvariantError(f"a decode worker got {type(message).__name__} from {router}")
 
@@ -130,7 +159,7 @@ class DecodeScheduler:
             case Transferred() as arrived:
                 self._join(arrived)
             case NotTransferred(req, cause, reason, detail):
-                self._refuse(req, cause, reason, detail)
+                self._endings.refuse(req, cause, reason, detail)
 
     def on_copy(self, copy_id: int, now: float) -> None:
         """Pages are in host memory, or back from it."""
@@ -139,7 +168,7 @@ class DecodeScheduler:
         if req.state is DecodeState.JOINING:
             self._join_again(req)
         elif req.state is DecodeState.CANCELLED:  # while its pages were copied
-            self._forget(req)
+            self._endings.forget(req)
 
     def tick(self, now: float) -> None:
         """Send the tokens that have waited long enough, tell who is paused, end leases, push the load."""
@@ -165,9 +194,10 @@ class DecodeScheduler:
     def plan(self, now: float) -> ScheduleBatch | None:
         """The next step: requests whose KV has arrived join, and every running one decodes one token."""
         self._retraction.turns.now = now
-        for req in self._migrations.without_pages:
+        served = self._prompts.served
+        for req in [req for req in self._migrations.without_pages if req not in served]:
             detail = "it migrates, and its pages would have to be computed again"
-            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
+            self._endings.return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
         self._resume_retracted()
         self._admit_waiting()
         self._batch.start_joining()
@@ -176,7 +206,7 @@ class DecodeScheduler:
         self._lease_settled(now)
         if self._take_turns() | self._retract_until_fits():
             self._back_up_settled()
-        batch = self._batch.next_step(self._recomputation.plan)
+        batch = self._batch.next_step(self._prompts.plan)
         if batch is not None:
             if batch.mode is ForwardMode.EXTEND:
                 self._admission.invalidate_sums()
@@ -186,22 +216,22 @@ class DecodeScheduler:
         self._admission.invalidate_sums()
         if deadlocked := self._deadlocked():
             detail = "the pages it needs are in quarantine"
-            self._return_to_router(deadlocked, DecodeEvent.DEADLOCKED, "no_room", detail)
+            self._endings.return_to_router(deadlocked, DecodeEvent.DEADLOCKED, "no_room", detail)
         return None
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Append what the step sampled, end the requests that are done, send the routers what is due."""
         self._now = self._retraction.turns.now = now
         rows = self._batch.settle(batch.step, sampled.sat_out)
-        for req, seconds in self._recomputation.settle(batch, sampled.seconds):
-            self._retraction.on_recomputed(req, seconds)
-            self._join_again(req)
+        for settled in self._prompts.settle(batch, sampled.seconds):
+            self._settle_prompt(settled, sampled, now)
         self._admission.on_change()
         for row, why in sampled.failed.items():
-            self._fail(rows[row], why)
+            if row < len(rows):
+                self._endings.fail(rows[row], why)
         tokenless, ended = self._append(rows, sampled)
         self._output_buffer.add([req for req in rows if req not in tokenless] if tokenless else rows)
-        finished = [self._finish(req, reason) for req, reason in ended]
+        finished = [self._endings.finish(req, reason, now) for req, reason in ended]
         self._flush_due(now)
         self._effects.extend(self._output_buffer.flush_of(req for req, _ in ended))
         self._effects.extend(finished)
@@ -216,8 +246,9 @@ class DecodeScheduler:
         ended: list[tuple[Req, FinishReason]] = []
         running, eos_token_ids = DecodeState.RUNNING, self._eos_token_ids
         for row, logprobs in sampled.logprobs.items():
-            rows[row].logprobs.append(logprobs)
-        for req, token_id in zip(rows, sampled.token_ids, strict=True):
+            if row < len(rows):
+                rows[row].logprobs.append(logprobs)
+        for req, token_id in zip(rows, sampled.token_ids, strict=False):  # prompts come behind
             if sat_out and req in sat_out:
                 continue
             if req.state is not running and req.state in ENDED:
@@ -280,17 +311,41 @@ class DecodeScheduler:
         self.memory.check()
         self.host.check()
         self._check_resources()
-        self._admission.check(self._batch.reqs, self._transfer_queue.transferring)
+        self._admission.check(self._with_pages, self._transfer_queue.transferring)
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
     # ---- intake ----
 
     def _intake(self, router: str, command: Decode, now: float) -> None:
-        self._cancel(command.rid, command.attempt - 1)
+        req = self._take_in(router, command, now)
+        if req is not None and not self._transfer_queue.wait(req, command.baton):
+            self._admit(req, command.baton)
+
+    def _intake_prompt(self, router: str, command: Serve, now: float) -> None:
+        req = self._take_in(router, command, now)
+        if req is not None:
+            self._start_prompt(req)
+
+    def _start_prompt(self, req: Req) -> None:
+        """Start to compute what is not cached here, or refuse."""
+        self.memory.match(req, req.reusable_len)
+        missing = self.memory.pages_for(len(req.token_ids)) - len(req.pages)
+        if not self._has_slot_and_pages(req, missing):
+            self._refuse_for_room(req)
+            return
+        self._take_slot(req)
+        self.memory.allocate(req, missing)
+        self._admission.on_landed(req)
+        self.states.advance(req, DecodeEvent.EXTEND_STARTED)
+        self._prompts.start(req, samples=True)
+
+    def _take_in(self, router: str, command: Decode | Serve, now: float) -> Req | None:
+        """The request, which is here from now on; None if it is already, or is refused."""
+        self._endings.cancel(command.rid, command.attempt - 1)
         present = self._reqs.get(command.rid)
         if present is not None and present.attempt >= command.attempt:
-            return  # the same attempt or a newer one is here already
+            return None  # the same attempt or a newer one is here already
         self._sequence += 1
         self.counters.requests += 1
         req = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
@@ -300,11 +355,10 @@ class DecodeScheduler:
         if problem is None and self._sessions.draining:
             problem = "no_room", "this worker is draining"
         if problem is not None:
-            self._refuse(req, DecodeEvent.REFUSED, *problem)
-            return
+            self._endings.refuse(req, DecodeEvent.REFUSED, *problem)
+            return None
         self._reqs[req.rid] = req
-        if not self._transfer_queue.wait(req, command.baton):
-            self._admit(req, command.baton)
+        return req
 
     def _admit_waiting(self) -> None:
         """Try again the requests whose awaited fetch has ended.
@@ -320,15 +374,21 @@ class DecodeScheduler:
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
         if not self._has_slot_and_pages(req, missing):
-            self.counters.no_room += 1
-            self.memory.release(req)
-            self._refuse(req, DecodeEvent.REFUSED, "no_room", "")
+            self._refuse_for_room(req)
             return
+        self._take_slot(req)
+        if arrived := self._transfer_queue.start(req, baton):
+            self._join(arrived)
+
+    def _refuse_for_room(self, req: Req) -> None:
+        self.counters.no_room += 1
+        self.memory.release(req)
+        self._endings.refuse(req, DecodeEvent.REFUSED, "no_room", "")
+
+    def _take_slot(self, req: Req) -> None:
         self._batch.take_slot(req)
         self._admission.on_admitted(req)
         self._retraction.on_admitted()
-        if arrived := self._transfer_queue.start(req, baton):
-            self._join(arrived)
 
     def _join(self, arrived: Transferred) -> None:
         req = arrived.req
@@ -338,15 +398,48 @@ class DecodeScheduler:
         self._effects.append(Send(req.router, arrived.joined))
 
     def _join_again(self, req: Req) -> None:
-        """A retracted request has its KV again."""
+        """A retracted request has its KV again, or a prompt is computed."""
         self._batch.join(req)
         self._admission.invalidate_sums()
 
+    def _settle_prompt(self, settled: Settled, sampled: Sampled, now: float) -> None:
+        """A row of a prompt is computed: tell its scores; one whose last row it was joins."""
+        prompt, row = settled.prompt, settled.row
+        req = prompt.req
+        scored = scored_messages(req, settled.start + 1, sampled.scored.get(settled.place, ()))
+        self._effects += [Send(req.router, message) for message in scored]
+        if not settled.last:
+            return
+        if row is None:
+            self._retraction.on_recomputed(req, prompt.seconds)
+            self._join_again(req)
+        elif row in sampled.failed:
+            self._endings.fail(req, sampled.failed[row])
+        else:
+            self._begin_stream(req, sampled.token_ids[row], sampled.logprobs.get(row), now)
+
+    def _begin_stream(self, req: Req, token_id: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        """The first token of a prompt is sampled: tell it, and go on, or end here."""
+        req.token_ids.append(token_id)
+        req.sent_len = len(req.token_ids)
+        finish = req.finish_reason(self._eos_token_ids)
+        self._effects.append(Send(req.router, prefilled(req, token_id, logprobs, finish, now)))
+        if finish:
+            self._endings.end_finished(req, now)
+        else:
+            self.states.advance(req, DecodeEvent.COMPUTED)
+            self._join_again(req)
+
     # ---- slots and pages ----
+
+    @property
+    def _with_pages(self) -> list[Req]:
+        """Requests that have the pages of all their tokens and can be retracted or put back."""
+        return [*self._batch.reqs, *self._prompts.served]
 
     def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
-        settled, transferring = self._batch.reqs, self._transfer_queue.transferring
+        settled, transferring = self._with_pages, self._transfer_queue.transferring
         present = [*settled, *transferring]
         is_below_share = partial(self._admission.is_below_share, req, present)  # most are not asked
         has_slot = self._admission.has_slot(
@@ -363,7 +456,7 @@ class DecodeScheduler:
 
     def _resume_retracted(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""
-        while self._has_slot_to_resume() and (req := self._retraction.resume(self._batch.reqs)):
+        while self._has_slot_to_resume() and (req := self._retraction.resume(self._with_pages)):
             self._batch.take_slot(req)
             if req.state is DecodeState.JOINING:  # all of it was cached
                 self._join_again(req)
@@ -378,7 +471,7 @@ class DecodeScheduler:
             return False
         leaving = self._retraction.take_turns(
             self._batch.running.values(),
-            [*self._batch.reqs, *self._transfer_queue.transferring],
+            [*self._with_pages, *self._transfer_queue.transferring],
             has_slot=self._has_slot_to_resume(),
         )
         for req in leaving:
@@ -387,7 +480,10 @@ class DecodeScheduler:
 
     def _retract_until_fits(self) -> bool:
         """Retract running requests until the next steps of the others fit; whether any was retracted."""
-        victims = self._retraction.retract_until_fits(self._batch.running.values())
+        running = self._batch.running.values()
+        while (prompts := self._prompts.served) and self._retraction.lacks_pages(running):
+            self._endings.put_back(prompts[-1])
+        victims = self._retraction.retract_until_fits(running)
         for victim in victims:
             self._batch.remove(victim)
         if victims:
@@ -403,10 +499,11 @@ class DecodeScheduler:
 
     def _load(self) -> Load:
         """The load that the routers are told."""
-        in_slots = [*self._batch.reqs, *self._transfer_queue.transferring]
+        in_slots = [*self._with_pages, *self._transfer_queue.transferring]
         waiting = len(self._transfer_queue.waiting)
         return Load(
             queued=self._retraction.count + waiting,
+            queued_tokens=self._prompts.tokens_left,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
             free_pages=self.memory.available_pages,
@@ -416,39 +513,7 @@ class DecodeScheduler:
             pages_a_second=self._admission.returned.per_second(self._now),
         )
 
-    # ---- resources of a request ----
-
-    def _release(self, req: Req) -> None:
-        """Release the resources that the request holds in its state; its whole settled pages stay in the radix cache.
-
-        Not for one whose pages are being copied: it ends with the copy. Its slot is the batch's to free.
-        """
-        match req.state:
-            case DecodeState.WAITING:
-                self._transfer_queue.stop_waiting(req)
-            case DecodeState.TRANSFERRING:
-                self._transfer_queue.abandon(req)
-            case DecodeState.JOINING:
-                self.memory.release(req)
-            case DecodeState.RUNNING:
-                self._release_computed(req)
-            case DecodeState.MIGRATING:
-                self._migrations.settling.remove(req)
-                self._release_computed(req)
-            case DecodeState.RETRACTING:
-                self._retraction.settling.remove(req)
-                self._release_computed(req)
-            case DecodeState.RETRACTED | DecodeState.QUEUED:
-                self._retraction.drop(req)
-            case DecodeState.EXTENDING:
-                self._recomputation.leave(req)
-                self._release_computed(req)
-            case state:
-                raise InvariantError(f"request {req.rid} cannot give up what it holds: it is {state}")
-
-    def _release_computed(self, req: Req) -> None:
-        self.memory.commit(req)
-        self.memory.release(req)
+    # ---- proof ----
 
     def _kept(self) -> Mapping[DecodeState, Iterable[Req]]:
         """The requests that the parts keep, by the state in which they keep them."""
@@ -462,7 +527,7 @@ class DecodeScheduler:
             DecodeState.RETRACTING: self._retraction.settling,
             **self._retraction.copied,
             **self._retraction.in_line,
-            DecodeState.EXTENDING: self._recomputation.extending,
+            DecodeState.EXTENDING: self._prompts.extending,
         }
 
     def _check_resources(self) -> None:
@@ -478,87 +543,21 @@ class DecodeScheduler:
         if owned != held:
             raise InvariantError(f"{[req.rid for req in reqs]} own {owned} pages, but {held} are owned")
 
-    # ---- ends ----
-
-    def _cancel(self, rid: str, attempt: int) -> None:
-        """Drop the request, whatever its state, if it is of this attempt or an older one."""
-        self.counters.cancelled += self.leases.cancel(rid, attempt)
-        req = self._reqs.get(rid)
-        if req is not None and req.attempt <= attempt:
-            self.counters.cancelled += 1
-            self._drop(req)
-
-    def _drop(self, req: Req) -> None:
-        """Cancel the request. While its pages are copied, it ends with the copy."""
-        match req.state:
-            case DecodeState.BACKING_UP | DecodeState.RESTORING:
-                self.states.advance(req, DecodeEvent.CANCELLED)
-            case DecodeState.ABORTING:
-                pass
-            case _:
-                self._release(req)
-                self._end(req, DecodeEvent.CANCELLED)
-
-    def _finish(self, req: Req, reason: FinishReason) -> Send:
-        """End a request whose last token is sampled; the same step may have taken it out of the batch."""
-        message = Finished(req.rid, req.attempt, req.output_len, reason, req.retractions)
-        self.counters.finished += 1
-        self._admission.on_end(req)
-        self._admission.returned.add(self.memory.releasable_pages(req), self._now)
-        self._release(req)
-        self._end(req, DecodeEvent.FINISHED)
-        return Send(req.router, message)
-
-    def _fail(self, req: Req, why: str) -> None:
-        """End a request that cannot go on here or elsewhere, behind the tokens that it has, if it has not ended."""
-        if req.state in ENDED:
-            return
-        self._effects.extend(self._output_buffer.flush_of([req]))
-        self._sessions.fail(req, why)
-        self._release(req)
-        self._end(req, DecodeEvent.FAILED)
-
-    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
-        self.states.advance(req, LEASE_ENDS[end])
-
-    def _return_to_router(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
-        """End a request that has tokens here; another worker continues it."""
-        self.counters.returned_to_router += 1
-        self._release(req)
-        self._effects.extend(self._output_buffer.flush_of([req]))  # before the router forgets the attempt
-        self._refuse(req, event, reason, detail)
-
-    def _refuse(self, req: Req, event: DecodeEvent, reason: RefusalReason, detail: str) -> None:
-        """Return a request that holds no pages any more to its router."""
-        self.counters.refused += 1
-        self._end(req, event)
-        self._effects.append(Send(req.router, Refused(req.rid, req.attempt, reason, detail)))
-
-    def _end(self, req: Req, event: DecodeEvent) -> None:
-        self.states.advance(req, event)
-        self._forget(req)
-
-    def _forget(self, req: Req) -> None:
-        if self._reqs.get(req.rid) is req:
-            del self._reqs[req.rid]
-        if req.slot is not None:
-            self._admission.on_change()
-        self._batch.remove(req)
-        if not self._reqs:
-            self._admission.reset()
-
     # ---- what follows a step ----
 
     def _back_up_settled(self) -> None:
         """Start the backups of requests that have settled; without host memory another attempt recomputes them."""
         for req in self._retraction.start_backups():
             detail = "retracted, and host memory had no room for its pages"
-            self._return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
+            self._endings.return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
 
     def _lease_settled(self, now: float) -> None:
         """Lease the pages of migrating requests that have settled; the leases hold them from now on."""
         for req in self._migrations.lease_settled(now):
-            self._forget(req)
+            self._endings.forget(req)
+
+    def _on_lease_end(self, req: Req, end: LeaseEnd) -> None:
+        self.states.advance(req, LEASE_ENDS[end])
 
     def _flush_due(self, now: float) -> None:
         if self._output_buffer.due(now):

@@ -26,13 +26,13 @@ from shared.links.events import LinkEvent, PeerDown, Received
 from shared.primitives.errors import InvariantError
 from shared.scheduling.prefill_adder import AddResult, PrefillAdder, step_input
 from shared.scheduling.prompt_queue import PromptQueue
-from shared.scheduling.prompt_rows import scored_messages
+from shared.scheduling.prompt_rows import prefilled, scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Holder
-from shared.wire.messages import Cancel, Load, Prefill, Prefilled, Refused
+from shared.wire.messages import Cancel, Load, Prefill, Refused
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 
@@ -303,21 +303,10 @@ class PrefillScheduler:
         if finish:
             self.memory.release(req)
         self.states.advance(req, PrefillEvent.FINISHED if finish else PrefillEvent.LEASED)
-        prefilled = Prefilled(
-            rid=req.rid,
-            attempt=req.attempt,
-            index=req.output_len - 1,
-            token_ids=(token_id,),
-            baton=baton,
-            finish=finish,
-            cached_tokens=req.cached_len,
-            queue_seconds=req.started_at - req.arrived_at,
-            compute_seconds=now - req.started_at,
-            logprobs=() if logprobs is None else (logprobs,),
-        )
-        self.counters.prefill_queue_seconds.append(prefilled.queue_seconds)
-        self.counters.prefill_compute_seconds.append(prefilled.compute_seconds)
-        self._effects.append(Send(req.router, prefilled))
+        message = prefilled(req, token_id, logprobs, finish, now, baton)
+        self.counters.prefill_queue_seconds.append(message.queue_seconds)
+        self.counters.prefill_compute_seconds.append(message.compute_seconds)
+        self._effects.append(Send(req.router, message))
 
     def _fail(self, req: Req, why: str) -> None:
         """The prompt is computed, but nothing can follow it: end the request. Its pages stay in the cache."""

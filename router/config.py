@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from router.parsers.answer_formats import ReasoningParser, ToolCallParser
-from router.placement_policies import POLICIES, PolicyName
+from router.placement_policies import POLICIES, LocalPrefill, PolicyName
 from shared.primitives.cell import CELL_WORKERS_MAX
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Port, PositiveInt, Seconds, Texts
@@ -296,6 +296,11 @@ class RouterConfig(ProcessConfig):
     decode_policy: PolicyName = Field(
         default="total_tokens",
         description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
+    )
+    local_prefill: LocalPrefill = Field(
+        default="fallback",
+        description="Whether decode workers compute prompts. fallback: while no prefill worker is up that could. "
+        "always: prefill workers get none. never: requests wait for a prefill worker.",
     )
     candidates_max: PositiveInt = Field(
         default=8,

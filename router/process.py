@@ -252,7 +252,7 @@ class MetricsPublisher:
         workers = {role: len(self._core.fleet.of_role(role)) for role in WORKER_ROLES}
         for role, count in workers.items():
             self._metrics.set(gauges.WORKERS, count, worker_role=role)
-        self._health.facts = {"workers_up": sum(workers.values())}
+        self._health.facts = {"workers_up": sum(workers.values()), "serving": self._core.fleet.serving}
 
 
 def _sampling_defaults(config: RouterConfig) -> dict[str, float]:

@@ -103,6 +103,15 @@ class RouterCounters:
         "prefill",
         "decode",
     )
+    local_prompts: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_router_local_prompts_total",
+            "Requests sent to decode workers with their prompts, by reason: no prefill worker, or always.",
+            ("why",),
+        ),
+        "no_prefill",
+        "always",
+    )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)
     cached_tokens: int = counted(CACHED_TOKENS)

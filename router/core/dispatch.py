@@ -26,6 +26,7 @@ from router.core.queueing.admission import refusal, tenant_refusal, timed_out, w
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
+from router.core.queueing.local_prompts import LocalPlacement
 from router.core.queueing.stranded_streams import StrandedStreams
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
@@ -51,13 +52,18 @@ class RouterCore:
         self.counters = RouterCounters()
         prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.fleet = Fleet(
-            prefixes, (settings.model_name,), settings.indexed_roles, settings.prefilling_per_slot
+            prefixes,
+            (settings.model_name,),
+            settings.indexed_roles,
+            settings.prefilling_per_slot,
+            local_prefill=settings.local_prefill != "never",
         )
         self._effects: list[RouterEffect] = []
         self._reservations = Reservations(settings, prefixes, self._effects)
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._foresight = Foresight(settings, self.fleet)
+        self._local_prompts = LocalPlacement(settings, self.fleet, self._foresight)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
@@ -238,7 +244,7 @@ class RouterCore:
             self._place_ready(now)
             waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)
-            self._serve(waiting, self._to_prefill, attempts, now)
+            self._serve(waiting, self._begin, attempts, now)
             self._backpressure.waiting_passed(attempts, now)
             self._stranded_streams.look(now)
 
@@ -277,12 +283,27 @@ class RouterCore:
             elif placed is False:
                 attempts.found_no_room(live)
 
-    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
+    def _begin(self, live: LiveRequest, now: float) -> bool | None:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max and not live.output:
             return None
         if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return None
+        if (why := self._local_prompts.reason(live)) is not None:
+            return self._to_serve(live, why, now)
+        return self._to_prefill(live, now)
+
+    def _to_serve(self, live: LiveRequest, why: str, now: float) -> bool | None:
+        """To a decode worker, prompt and all."""
+        choice = self._local_prompts.place(live, now)
+        if choice is None:
+            return None if self._local_prompts.waits_for_sibling(live, now) else False
+        self.counters.local_prompts[why] += 1
+        self.fleet.mark_chosen(choice.worker)
+        self._requests.serve(live, choice, now)
+        return True
+
+    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
         workers: Sequence[Worker] = []
         source = self._with_group(live, now)
         rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
@@ -301,6 +322,7 @@ class RouterCore:
         worker = live.sampling_group.source_for(now) if live.sampling_group is not None else None
         if (
             worker is None
+            or worker.hello.role != "prefill"
             or worker.peer in live.avoided
             or self._unreachable_pairs.cut_off(worker, self.fleet, now)
         ):

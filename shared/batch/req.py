@@ -18,7 +18,7 @@ from typing import Protocol
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.primitives.state_table import StateName
-from shared.wire.messages import Decode, FinishReason, Prefill
+from shared.wire.messages import Decode, FinishReason, Prefill, Serve
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 
@@ -69,7 +69,9 @@ class Req:
         self.sent_len = len(self.token_ids)
 
     @classmethod
-    def of(cls, command: Prefill | Decode, router: str, sequence: int, now: float, state: StateName) -> Req:
+    def of(
+        cls, command: Prefill | Decode | Serve, router: str, sequence: int, now: float, state: StateName
+    ) -> Req:
         """The request that `router` asks for with `command`, in the first state of the role's table."""
         return cls(
             rid=command.rid,
@@ -85,7 +87,7 @@ class Req:
             arrived_at=now,
             started_at=now,
             state=state,
-            scored_len=max(1, command.scored_len) if isinstance(command, Prefill) else command.prompt_len,
+            scored_len=command.prompt_len if isinstance(command, Decode) else max(1, command.scored_len),
         )
 
     @property

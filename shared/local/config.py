@@ -105,7 +105,11 @@ class LocalConfig(Settings):
     served_model_name: str = Field(
         default="", description="Name of the model for clients. Empty: as model calls it."
     )
-    prefill: PositiveInt = Field(default=1, le=64, description="Number of prefill processes.")
+    prefill: Count = Field(
+        default=1,
+        le=64,
+        description="Number of prefill processes. 0: decode processes compute prompts, too.",
+    )
     decode: PositiveInt = Field(default=1, le=64, description="Number of decode processes.")
     max_total_tokens: Count = Field(
         default=12_288,
@@ -183,7 +187,24 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
     }
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
     _require_one_kv_format(roles)
-    return LocalSettings(combine(LocalConfig, flags, environ, content), roles, ignored)
+    config = combine(LocalConfig, flags, environ, content)
+    _require_who_computes_prompts(config.prefill, roles)
+    return LocalSettings(config, roles, ignored)
+
+
+def _require_who_computes_prompts(prefill: int, roles: Mapping[str, RoleSettings]) -> None:
+    """Raise ConfigError where neither a prefill worker nor a decode worker would compute prompts."""
+    router, decode = roles["router"].config, roles["decode"].config
+    if prefill:
+        return
+    if isinstance(router, RouterConfig) and router.local_prefill == "never":
+        raise ConfigError(
+            "--prefill 0 and --local-prefill never leave nobody to compute prompts; change one of them"
+        )
+    if isinstance(decode, DecodeConfig) and not decode.local_tokens_max:
+        raise ConfigError(
+            "--prefill 0 and --local-tokens-max 0 leave nobody to compute prompts; change one of them"
+        )
 
 
 def unknown_everywhere(environ: Mapping[str, str]) -> list[str]:

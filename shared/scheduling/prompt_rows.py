@@ -1,4 +1,4 @@
-"""The rows of prompts in a step, as the device takes them, and the logprobs of prompts on their way out.
+"""The rows of prompts in a step, as the device takes them, and what routers are told of prompts.
 
     PrefillAdder ─► extends ─► prompt_rows ─► joins │ grants │ rows      the first row of a request carries its join
 
@@ -14,7 +14,8 @@ from shared.batch.req import Req
 from shared.batch.schedule_batch import ExtendRow, PageGrant, SlotJoin
 from shared.kv.kv_memory import KvMemory
 from shared.scheduling.prefill_adder import Extend
-from shared.wire.messages import SCORES_MAX, Scored
+from shared.wire.baton import Baton
+from shared.wire.messages import SCORES_MAX, FinishReason, Prefilled, Scored
 from shared.wire.sampled import TokenLogprobs
 
 
@@ -47,3 +48,26 @@ def scored_messages(req: Req, index: int, logprobs: Sequence[TokenLogprobs]) -> 
     for start in range(0, len(logprobs), SCORES_MAX):
         some = tuple(logprobs[start : start + SCORES_MAX])
         yield Scored(req.rid, req.attempt, index + start, some)
+
+
+def prefilled(
+    req: Req,
+    token_id: int,
+    logprobs: TokenLogprobs | None,
+    finish: FinishReason | None,
+    now: float,
+    baton: Baton | None = None,
+) -> Prefilled:
+    """What tells the router the first token of an attempt, which is the last of `req.token_ids`. `now` in seconds."""
+    return Prefilled(
+        rid=req.rid,
+        attempt=req.attempt,
+        index=req.output_len - 1,
+        token_ids=(token_id,),
+        baton=baton,
+        finish=finish,
+        cached_tokens=req.cached_len,
+        queue_seconds=req.started_at - req.arrived_at,
+        compute_seconds=now - req.started_at,
+        logprobs=() if logprobs is None else (logprobs,),
+    )

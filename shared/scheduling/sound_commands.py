@@ -10,14 +10,14 @@ from __future__ import annotations
 from shared.kv.page_pool import pages_for_tokens
 from shared.primitives.errors import RequestError
 from shared.wire.baton import Baton
-from shared.wire.messages import Decode, Prefill
+from shared.wire.messages import Decode, Prefill, Serve
 from shared.wire.sampling_params import validate
 
 ADDRESS_MAX = 2**63  # bytes; no memory lies beyond
 LEASES_MAX = 2**32  # words of one holder
 
 
-def unsound(command: Prefill | Decode, vocab_size: int) -> str:
+def unsound(command: Prefill | Decode | Serve, vocab_size: int) -> str:
     """What is wrong with the tokens or the parameters; empty: nothing."""
     token_ids = command.token_ids
     if not 1 <= command.prompt_len <= len(token_ids):

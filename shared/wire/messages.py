@@ -71,6 +71,7 @@ class Limits(msgspec.Struct, frozen=True):
     pages: Count = 0
     slots: Count = 0  # requests at a time
     vocab_size: Count = 0
+    extend_tokens: Count = 0  # of prompts that one step computes; 0 on a decode worker: it computes none
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -163,6 +164,20 @@ class Decode(Message, frozen=True):
     tenant: Name = ""
 
 
+class Serve(Message, frozen=True):
+    """Compute the KV of `token_ids`, sample the next token and go on: the answer is a `Prefilled` without a baton."""
+
+    rid: Name
+    attempt: int
+    token_ids: Numbers  # the prompt, then the tokens of earlier attempts
+    prompt_len: int
+    params: SamplingParams
+    priority: int = 0
+    extra_key: Name = ""
+    tenant: Name = ""
+    scored_len: int = 1  # as in `Prefill`
+
+
 class Migrate(Message, frozen=True):
     """Another worker has room for this request: lease its pages, answer `Migrating`."""
 
@@ -178,7 +193,10 @@ class DrainAck(Message, frozen=True):
 
 
 class Prefilled(Message, frozen=True):
-    """The first token of this attempt, and the baton (None when the request has ended with that token)."""
+    """The first token of this attempt, and the baton.
+
+    None when the request has ended with that token, or when the worker goes on with it by itself (`Serve`).
+    """
 
     rid: Name
     attempt: Count
@@ -297,7 +315,7 @@ class Load(Message, frozen=True):
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck
-RouterToDecode = Hello | Heartbeat | Closed | Decode | Migrate | Renew | Release | Cancel | DrainAck
+RouterToDecode = Hello | Heartbeat | Closed | Decode | Serve | Migrate | Renew | Release | Cancel | DrainAck
 RouterToWorker = RouterToPrefill | RouterToDecode
 WorkerToRouter = (
     Hello

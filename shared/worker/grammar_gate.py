@@ -13,7 +13,7 @@ from typing import Protocol
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.scheduling.event_loop import WorkerEndpoint
 from shared.wire.grammar import Grammar
-from shared.wire.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused
+from shared.wire.messages import Cancel, Decode, DrainAck, Failed, Hello, Message, Prefill, Refused, Serve
 
 POLL_SECONDS = 0.001  # between two looks at what is compiled
 WAITING_GRAMMARS_MAX = 64  # requests that wait for a compile; those beyond go to another worker
@@ -72,12 +72,12 @@ class GrammarGate:
             case Received(peer, DrainAck()) if any(held.peer == peer for held in self._waiting):
                 self._waiting.append(event)
                 return False
-            case Received(_, Prefill() | Decode() as command) if command.params.grammar is not None:
+            case Received(_, Prefill() | Decode() | Serve() as command) if command.params.grammar is not None:
                 self._forget(command.rid, command.attempt - 1)
                 return self._may_pass(event, command, command.params.grammar)
         return True
 
-    def _may_pass(self, event: Received, command: Prefill | Decode, grammar: Grammar) -> bool:
+    def _may_pass(self, event: Received, command: Prefill | Decode | Serve, grammar: Grammar) -> bool:
         if len(self._waiting) >= WAITING_GRAMMARS_MAX:
             detail = "too many requests wait for their grammar to be compiled"
             self.send(event.peer, Refused(command.rid, command.attempt, "no_room", detail))
@@ -88,7 +88,7 @@ class GrammarGate:
             return False
         return self._is_sound(event.peer, command, grammar)
 
-    def _is_sound(self, peer: str, command: Prefill | Decode, grammar: Grammar) -> bool:
+    def _is_sound(self, peer: str, command: Prefill | Decode | Serve, grammar: Grammar) -> bool:
         """Whether the grammar of a request could be compiled; its router is told if not."""
         error = self._grammars.error(grammar)
         if not error:
@@ -108,7 +108,7 @@ class GrammarGate:
         released, kept = list[LinkEvent](), list[Received]()
         for held in self._waiting:
             match held.message:
-                case Prefill() | Decode() as command if command.params.grammar is not None:
+                case Prefill() | Decode() | Serve() as command if command.params.grammar is not None:
                     if not self._grammars.ready(command.params.grammar):
                         kept.append(held)
                     elif self._is_sound(held.peer, command, command.params.grammar):
@@ -125,7 +125,9 @@ class GrammarGate:
 
         def is_other(message: Message) -> bool:
             return not (
-                isinstance(message, Prefill | Decode) and message.rid == rid and message.attempt <= attempt
+                isinstance(message, Prefill | Decode | Serve)
+                and message.rid == rid
+                and message.attempt <= attempt
             )
 
         if self._waiting:

@@ -73,6 +73,8 @@ CONTRADICTIONS = {
     f"sameNodeGpuIpc.enabled=true,device=cuda,{NIXL}": "set sameNodeGpuIpc.runAsUser to a user id",
     f"sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,{NIXL},hostUsers=false": "hostUsers is",
     "device=cuda,gpu.perPod=2": "gpu.perPod is 2, but a worker computes on one GPU",
+    "prefill.replicas=0,router.config.localPrefill=never": "nobody would compute prompts",
+    "prefill.replicas=0,decode.config.localTokensMax=0": "nobody would compute prompts",
     "model=a/b": "modelSource.hub.revision is main, which can move",
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",

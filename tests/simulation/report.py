@@ -28,11 +28,9 @@ LINK_LAYER = (Hello, Heartbeat, Closed)  # never seen by a core
 UNREACHED_ROWS = ["row ready Finished"]
 # A grammar that fails in the very step in which its request leaves: in none of 1,000 seeds.
 # tests/unit/decode/test_retraction.py and test_migration.py have it.
-# A client that goes while its request is computed again: in one of 1,000. test_recomputation.py has it.
 UNREACHED_WORKER_ROWS = [
     "decode row migrating Failed",
     "decode row retracting Failed",
-    "decode row extending Cancelled",
 ]
 # "path joined in PREBUILT" is not expected: a request joins while no row has a page, in none of 300 seeds.
 # tests/unit/decode/test_decode_scheduler.py has it.
@@ -79,6 +77,8 @@ DECODE_PATHS = [
     "turns",
     "resumes",
     "recomputed",
+    "local_prompts",
+    "put_back",
     "mixed_steps",
     "extend_steps",
     "returned_to_router",
@@ -120,6 +120,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a stream that was cut comes first",
     "judged at router: a prompt is begun where pages are foreseen",
     "judged at router: a prompt waits for pages to be foreseen",
+    "judged at router: a prompt is computed at decode: always",
+    "judged at router: a prompt is computed at decode: no_prefill",
     "judged at router: pages are fetched by another worker",
     "judged at router: a worker was dropped",
     "judged at router: a worker is silent",
@@ -139,6 +141,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at decode: a row misses a step",
     "judged at decode: the first in line resumes",
     "judged at decode: those whose turn is over leave",
+    "judged at decode: a prompt is begun at decode",
+    "judged at decode: a prompt is put back for a stream",
     "judged at decode: tokens are computed again beside streams",
     "judged at decode: a tenant has used its time for masks",
     "judged at decode: rows that waited longest have masks first",

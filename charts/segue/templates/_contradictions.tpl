@@ -127,6 +127,14 @@
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
+{{- if eq (toString .Values.prefill.replicas) "0" -}}
+{{- if eq (dig "localPrefill" "" (default dict .Values.router.config)) "never" -}}
+{{- fail "prefill.replicas is 0 and router.config.localPrefill is never: nobody would compute prompts; change one of them" -}}
+{{- end -}}
+{{- if eq (toString (dig "localTokensMax" 1 (default dict .Values.decode.config))) "0" -}}
+{{- fail "prefill.replicas is 0 and decode.config.localTokensMax is 0: nobody would compute prompts; change one of them" -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .Values.device "cuda") (ne (.Values.gpu.perPod | int) 1) -}}
 {{- fail (printf "gpu.perPod is %d, but a worker computes on one GPU: leave it at 1, and set prefill.replicas and decode.replicas" (.Values.gpu.perPod | int)) -}}
 {{- end -}}

@@ -96,6 +96,22 @@ def could_decode(need: Need, worker: Worker, _fleet: Fleet) -> bool:
     )
 
 
+def could_serve(need: Need, worker: Worker, fleet: Fleet) -> bool:
+    """Whether the decode worker could compute this prompt and hold the request until its end, full or not."""
+    return (
+        fleet.serves_whole(worker)
+        and worker.hello.model_name == need.model_name
+        and need.model in ("", worker.hello.model)
+        and worker.fits(need.tokens_max)
+        and need.features <= worker.features
+    )
+
+
+def whole_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
+    """Decode workers that could serve the request with its prompt: first a handful, then all. See `_rounds`."""
+    return _rounds("decode", settings.decode_policy, could_serve, need, fleet, settings)
+
+
 def place_prefill(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement[Worker] | None:

@@ -18,13 +18,19 @@ from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.prefix_index import PrefixIndex
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
-from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role
+from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role, Serve
 
+STEPS_WAITING = (
+    2  # of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
+)
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
 KvGroup = tuple[
     str, str
 ]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+
+# Prompts are computed by prefill workers; by decode workers; by either, as `local_prefill` says; by nobody
+Serving = Literal["disaggregated", "aggregated", "conditional", "none"]
 
 Doubt = Literal["rests", "tried"]  # a worker found silent gets nothing at first, then one request at a time
 
@@ -51,6 +57,9 @@ class Worker:
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
+    extending: dict[str, int] = field(
+        default_factory=dict
+    )  # tokens by rid of prompts that it computes for decode
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
@@ -65,12 +74,14 @@ class Worker:
     capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
     features: frozenset[str] = field(init=False)  # of sampling parameters that it knows
     pool_tokens: int = field(init=False)  # what its pool holds; 0: not known
+    extends: bool = field(init=False)  # it is a decode worker that computes prompts
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
         self.features = frozenset(self.hello.features)
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
         self.pool_tokens = limits.pages * limits.page_size
+        self.extends = self.hello.role == "decode" and limits.extend_tokens > 0 and self.understands(Serve)
         self.capacity = min((n for n in (limits.context_len, self.pool_tokens) if n), default=None)
 
     @property
@@ -84,6 +95,12 @@ class Worker:
         Protocol 1 has no such message yet; the simulation has one.
         """
         return self.hello.reads(message)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether a decode worker computes one more prompt soon: what waits there fits its next steps."""
+        waits = max(sum(self.extending.values()), self.load.queued_tokens)
+        return waits < STEPS_WAITING * self.hello.limits.extend_tokens
 
     @property
     def tokens(self) -> int:
@@ -206,6 +223,7 @@ class Worker:
     def unassign(self, rid: str) -> None:
         """Count a request out."""
         assignment = self.assigned.pop(rid)
+        self.extending.pop(rid, None)
         self.own.subtract(assignment)
         self.by_tenant[assignment.tenant] -= 1
         if not self.by_tenant[assignment.tenant]:
@@ -218,7 +236,13 @@ class Worker:
 
     def forget(self, rid: str) -> bool:
         """Take a request out, whatever of it a step that broke off has left; returns whether anything was."""
-        claimed: tuple[dict[str, Any], ...] = (self.assigned, self.leases, self.reserved, self.foreseen)
+        claimed: tuple[dict[str, Any], ...] = (
+            self.assigned,
+            self.leases,
+            self.reserved,
+            self.foreseen,
+            self.extending,
+        )
         known = any(rid in claims for claims in claimed)
         for claims in claimed:
             claims.pop(rid, None)
@@ -234,7 +258,7 @@ class Worker:
 
         Returns whether it may take something now that it could not take before, or a prompt may be begun for it.
         """
-        before, unreported = self.load, self.unreported
+        before, unreported, had_turn = self.load, self.unreported, not self.extends or self.has_turn
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
@@ -243,6 +267,7 @@ class Worker:
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
             more |= load.free_pages > before.free_pages - unreported.pages
+            more |= not had_turn and self.has_turn
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
@@ -299,7 +324,11 @@ class Fleet:
         models: tuple[str, ...] = (),
         indexed: Collection[Role] = WORKER_ROLES,
         prefilling_per_slot: float = 1.0,
+        *,
+        local_prefill: bool = False,
     ):
+        self._local_prefill = local_prefill  # decode workers that compute prompts may be given some
+        self._whole: Counter[str] = Counter()  # … such that do not drain, by name of the model
         self.prefixes = prefixes  # of the workers of the roles `indexed`
         self.workers: dict[str, Worker] = {}
         self._models: OrderedDict[str, int | None] = OrderedDict.fromkeys(models)  # name: context in tokens
@@ -384,10 +413,29 @@ class Fleet:
     @property
     def missing(self) -> list[Role]:
         """Roles of which no worker takes anything new: requests wait for one."""
-        return [role for role in WORKER_ROLES if not self._taking[role]]
+        needed: Sequence[Role] = ("decode",) if self._whole.total() else WORKER_ROLES
+        return [role for role in needed if not self._taking[role]]
+
+    @property
+    def serving(self) -> Serving:
+        """Who computes prompts now."""
+        prefill, whole = self._taking["prefill"] > 0, self._whole.total() > 0
+        if prefill and whole:
+            return "conditional"
+        return "aggregated" if whole else "disaggregated" if prefill else "none"
+
+    def serves_whole(self, worker: Worker) -> bool:
+        """Whether the worker may be given a request with its prompt, to serve it from first to last."""
+        return self._local_prefill and worker.extends
+
+    def any_whole(self, model_name: str) -> bool:
+        """Whether a decode worker of the model computes prompts, and does not drain."""
+        return self._whole[model_name] > 0
 
     def paired(self, worker: Worker) -> bool:
-        """Whether there is a worker of the other role, not draining, that it can exchange pages with."""
+        """Whether it can serve: alone, or with a worker of the other role, not draining, that shares its KV format."""
+        if self.serves_whole(worker):
+            return True
         mine = worker.hello
         other: Role = "decode" if mine.role == "prefill" else "prefill"
         return self._partners[other, mine.model, mine.kv_format] > 0
@@ -411,9 +459,10 @@ class Fleet:
         return frozenset(self._backends)
 
     def prompt_len_max(self, model: str) -> int | None:
-        """Tokens that the largest prefill worker can hold at once; None: not known."""
-        prefill = [w.capacity for w in self.of_role("prefill") if w.hello.model_name == model]
-        return max((capacity for capacity in prefill if capacity is not None), default=None)
+        """Tokens that the largest worker that computes prompts can hold at once; None: not known."""
+        computing = [*self.of_role("prefill"), *filter(self.serves_whole, self.of_role("decode"))]
+        capacities = [worker.capacity for worker in computing if worker.hello.model_name == model]
+        return max((capacity for capacity in capacities if capacity is not None), default=None)
 
     def mark_chosen(self, worker: Worker) -> None:
         """A request goes to this worker: ties go to the worker that was chosen longest ago."""
@@ -426,6 +475,8 @@ class Fleet:
     def _count(self, worker: Worker, change: int) -> None:
         hello = worker.hello
         self._taking[hello.role] += change
+        if self.serves_whole(worker):
+            self._whole[hello.model_name] += change
         partners = (hello.role, hello.model, hello.kv_format)
         self._partners[partners] += change
         if not self._partners[partners]:

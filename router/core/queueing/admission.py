@@ -65,7 +65,7 @@ def wait_refusal(seconds: float, settings: RouterConfig) -> RequestFailed | None
 def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
     """Too many clients are a 429; a fleet that cannot serve even one is a 503, and no client's fault."""
     retry = settings.retry_after_seconds
-    missing = next((role for role in WORKER_ROLES if not fleet.of_role(role)), None)
+    missing = next((role for role in fleet.missing if not fleet.of_role(role)), None)
     if missing is None:
         message = f"The queue of this router is full ({settings.max_queued_requests} requests wait). Try again later."
         return RequestFailed(429, message, retry, code="queue_full")

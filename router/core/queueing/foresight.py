@@ -41,6 +41,12 @@ class Foresight:
                 found[kv_group] = reader
         return found
 
+    def has_pages(self, live: LiveRequest, worker: Worker) -> bool:
+        """Whether the decode worker has pages for it now, beside what is there as it grows; yes if it does not tell."""
+        if worker.load.pages_for_new < 0:
+            return True
+        return worker.pages_foreseen(live.tenant.name, 0.0) >= worker.pages_for(live.need.tokens)
+
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:
         """Whether a prompt may be begun, and the decode worker with the most room for it; of a handful, or else of all.
 

@@ -46,7 +46,14 @@ class StrandedStreams:
     def _is_served(self, live: LiveRequest) -> bool:
         """Whether a worker is there that could continue it, and does not drain."""
         if live.state is RequestState.WAITING:
-            able = placement.prefill_workers(live.need, self._fleet)
+            able = [
+                *placement.prefill_workers(live.need, self._fleet),
+                *(
+                    worker
+                    for worker in self._fleet.of_role("decode")
+                    if placement.could_serve(live.need, worker, self._fleet)
+                ),
+            ]
         else:
             able = placement.decode_workers(live.need, self._fleet)
         return any(not worker.draining for worker in able)

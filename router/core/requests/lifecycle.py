@@ -4,8 +4,8 @@ A request is in one `RequestState`; what happens to it is a `RequestEvent`; `TRA
 pair that is not in the table is a bug in this program and raises. Guards are events: `dispatch` decides whether a
 loss is one too many and whether the output is complete, so the table needs no conditions.
 
-`waiting` and `ready` wait for a worker to be chosen, `prefilling` and `decoding` for a worker to answer; a `ready`
-request depends on the worker that leases its pages. This file knows nothing of workers, messages or time.
+`waiting` and `ready` wait for a worker to be chosen, `prefilling`, `extending` and `decoding` for a worker to answer; a
+`ready` request depends on the worker that leases its pages. This file knows nothing of workers, messages or time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from shared.primitives.state_table import StateName, StateTable
 class RequestState(StateName):
     """Where a request is."""
 
-    WAITING = "waiting"  # queued for a prefill worker
+    WAITING = "waiting"  # queued for a worker that computes its prompt
     PREFILLING = "prefilling"  # a prefill worker has it
+    EXTENDING = "extending"  # a decode worker has it and computes its prompt
     READY = "ready"  # its pages lie on a worker under a lease; queued for a decode worker
     DECODING = "decoding"  # a decode worker has it
     FINISHED = "finished"  # all output delivered
@@ -30,7 +31,8 @@ class RequestEvent(StateName):
     """What happened to a request."""
 
     PLACED = "Placed"  # a worker was chosen and has been sent the request
-    PREFILLED = "Prefilled"  # the first token of this attempt and a baton have come
+    PLACED_WHOLE = "PlacedWhole"  # a decode worker was chosen and has been sent the request, prompt and all
+    PREFILLED = "Prefilled"  # the first token of this attempt has come, and from a prefill worker a baton
     JOINED = "Joined"  # the pages have arrived at the decode worker
     GENERATED = "Generated"  # further tokens have come
     MIGRATING = "Migrating"  # the decode worker leases the pages to another one, which goes on
@@ -61,6 +63,16 @@ TRANSITIONS = StateTable[RequestState, RequestEvent](
     {
         RequestState.WAITING: {
             RequestEvent.PLACED: RequestState.PREFILLING,
+            RequestEvent.PLACED_WHOLE: RequestState.EXTENDING,
+            **_ENDS,
+        },
+        RequestState.EXTENDING: {
+            RequestEvent.PREFILLED: RequestState.DECODING,
+            RequestEvent.NO_ROOM: RequestState.WAITING,
+            RequestEvent.LOST: RequestState.WAITING,
+            RequestEvent.FINISHED: RequestState.FINISHED,
+            RequestEvent.REJECTED: RequestState.FAILED,
+            RequestEvent.EXHAUSTED: RequestState.FAILED,
             **_ENDS,
         },
         RequestState.PREFILLING: {

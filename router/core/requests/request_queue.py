@@ -28,10 +28,14 @@ class RequestQueue:
 
     def push(self, live: LiveRequest, tokens: int) -> None:
         """Put a request in its place; `tokens` is what it costs here, if it has not been charged before."""
+        self.charge(live, tokens)
+        insort(self._queue, live, key=self._order)
+
+    def charge(self, live: LiveRequest, tokens: int) -> None:
+        """Take its turn, unless it has been charged before: it may go past this queue."""
         if self._state not in live.starts:
             self._unserved.add(live.rid)
             live.starts[self._state] = self.clock.start(live.tenant.name, tokens / live.tenant.weight)
-        insort(self._queue, live, key=self._order)
 
     def remove(self, live: LiveRequest) -> None:
         """Take a request out: a worker is asked to take it, or it ends."""

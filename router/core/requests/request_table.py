@@ -6,6 +6,7 @@ together in these steps and nowhere else, so that nothing stays behind (all but 
     state        queue      deadlines              worker (assigned)   holder (lease)
     waiting      waiting    wait or gone           -                   -
     prefilling   -          -                      prefill             -
+    extending    -          -                      decode              -
     ready        ready      gone, renew            -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from functools import partial
+from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.counters import PauseCause, RouterCounters
@@ -44,7 +46,7 @@ from shared.batch.effects import Note
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
 from shared.wire.baton import Baton
-from shared.wire.messages import Decode, Prefill
+from shared.wire.messages import Decode, Prefill, Serve
 from shared.wire.sampled import Logprobs
 
 ROW_NAMES = {
@@ -129,13 +131,29 @@ class RequestTable:
     ) -> None:
         """waiting → prefilling. `reader` is the decode worker that will have room for it, as far as is known."""
         self.reservations.foresee(live, reader)
-        if live.attempt == 1 and not live.visits:
-            self._counters.queue_seconds.append(now - live.arrived_at)
-        live.kv_group = choice.worker.kv_group
-        if live.sampling_group is not None:
-            live.sampling_group.placed(live)
+        self._note_begun(live, choice.worker, now)
         self._place(live, choice, live.need.tokens - choice.hit_tokens, now)
-        self.reservations.send(choice.worker, prefill_command(live))
+        self.reservations.send(choice.worker, prompt_command(Prefill, live))
+
+    def serve(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
+        """waiting → extending: a decode worker computes the prompt and goes on with it."""
+        self._note_begun(live, choice.worker, now)
+        if live.sampling_group is not None:
+            live.sampling_group.decodes(choice.worker)
+        self.reservations.ready.charge(live, live.request.params.max_new_tokens)
+        self._place(live, choice, live.need.tokens, now, RequestEvent.PLACED_WHOLE)
+        choice.worker.extending[live.rid] = live.need.tokens - choice.hit_tokens
+        live.joined = False
+        self.reservations.send(choice.worker, prompt_command(Serve, live))
+
+    def go_on(self, live: LiveRequest, now: float) -> None:
+        """extending → decoding: the worker has computed the prompt, and decodes."""
+        worker = live.worker
+        assert worker is not None, live.rid
+        del worker.extending[live.rid]
+        live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
+        self._advance(live, RequestEvent.PREFILLED, now, worker.peer)
+        self._note_joined(live)
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""
@@ -328,6 +346,14 @@ class RequestTable:
             self._count_before_decode(live, (after in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
+    def _note_begun(self, live: LiveRequest, worker: Worker, now: float) -> None:
+        """A worker is to compute the prompt."""
+        if live.attempt == 1 and not live.visits:
+            self._counters.queue_seconds.append(now - live.arrived_at)
+        live.kv_group = worker.kv_group
+        if live.sampling_group is not None:
+            live.sampling_group.placed(live)
+
     def _note_joined(self, live: LiveRequest) -> None:
         """The decode worker has the pages, so their holder need not keep them."""
         live.joined = True
@@ -339,9 +365,16 @@ class RequestTable:
         if live.rests_until > now:
             self.reservations.deadlines.set(("rest", live.rid), live.rests_until)
 
-    def _place(self, live: LiveRequest, choice: Placement[Worker], tokens: int, now: float) -> None:
+    def _place(
+        self,
+        live: LiveRequest,
+        choice: Placement[Worker],
+        tokens: int,
+        now: float,
+        event: RequestEvent = RequestEvent.PLACED,
+    ) -> None:
         self.reservations.dequeue(live)
-        self._advance(live, RequestEvent.PLACED, now, choice.worker.peer, choice.why)
+        self._advance(live, event, now, choice.worker.peer, choice.why)
         self.reservations.assign(live, choice, tokens, now)
 
     def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:
@@ -382,10 +415,13 @@ def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:
 # ---- what a worker is sent of a request, as of now -------------------------------------------------------------------
 
 
-def prefill_command(live: LiveRequest) -> Prefill:
+Whole = TypeVar("Whole", Prefill, Serve)
+
+
+def prompt_command(kind: type[Whole], live: LiveRequest) -> Whole:
     """Compute the prompt, and what earlier attempts have generated."""
     request = live.request
-    return Prefill(
+    return kind(
         rid=live.rid,
         attempt=live.attempt,
         token_ids=live.token_ids,

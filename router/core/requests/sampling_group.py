@@ -64,17 +64,17 @@ class SamplingGroup:
     rids: dict[str, None] = field(default_factory=dict)  # of those that are live
     computed_at: float = -math.inf  # when a worker last said that it has computed the prompt
     _computing: GroupMember | None = None  # the last one that was placed while no worker had the prompt
-    _prefill: Worker | None = None  # has computed the prompt
+    _source: Worker | None = None  # has computed the prompt
     _decode: Worker | None = None  # was last given one of them
 
     def placed(self, live: GroupMember) -> None:
-        """A prefill worker has been chosen for it."""
+        """A worker has been chosen to compute its prompt."""
         if self.source is None:
             self._computing = live
 
     def computed(self, worker: Worker, now: float) -> None:
-        """A prefill worker has the prompt in its cache."""
-        self._prefill, self.computed_at = worker, now
+        """A worker has the prompt in its cache."""
+        self._source, self.computed_at = worker, now
 
     def decodes(self, worker: Worker) -> None:
         """A decode worker has been chosen for one of them."""
@@ -87,17 +87,17 @@ class SamplingGroup:
             self.source is None
             and computing is not None
             and computing is not live
-            and computing.state is RequestState.PREFILLING
+            and computing.state in (RequestState.PREFILLING, RequestState.EXTENDING)
         )
 
     def source_for(self, now: float) -> Worker | None:
-        """The prefill worker that the next one should go to, even if it has no place yet; None: any."""
+        """The worker that should compute the next one, even if it has no place yet; None: any."""
         return self.source if now < self.computed_at + PATIENCE_SECONDS else None
 
     @property
     def source(self) -> Worker | None:
-        """The prefill worker that has the prompt, while it takes requests."""
-        return self._prefill if self._prefill is not None and _stays(self._prefill) else None
+        """The worker that has computed the prompt, while it takes requests."""
+        return self._source if self._source is not None and _stays(self._source) else None
 
     @property
     def reader(self) -> Worker | None:

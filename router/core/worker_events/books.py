@@ -20,7 +20,7 @@ from router.core.requests.reservations import Deadline
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
 
-AT_WORK = (RequestState.PREFILLING, RequestState.DECODING)
+AT_WORK = (RequestState.PREFILLING, RequestState.EXTENDING, RequestState.DECODING)
 
 
 def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) -> None:
@@ -92,6 +92,8 @@ def _check_worker(worker: Worker, requests: RequestTable) -> None:
     )
     foreseen = Counter(e.rid for e in live if e.foreseen_at is worker)
     _agree(f"room foreseen {about}", Counter(list(worker.foreseen)), foreseen)
+    extending = Counter(e.rid for e in live if e.worker is worker and e.state is RequestState.EXTENDING)
+    _agree(f"prompts {about}", Counter(list(worker.extending)), extending)
     assigned = worker.assigned.values()
     _agree(f"tenants {about}", worker.by_tenant, Counter(each.tenant for each in assigned))
     sums = (len(assigned), sum(each.tokens for each in assigned), sum(each.pages for each in assigned))

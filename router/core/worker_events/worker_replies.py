@@ -45,6 +45,7 @@ FETCHES_MAX = 2  # workers that try to fetch the same pages, if the first cannot
 
 EXPECTED: dict[RequestState, tuple[type, ...]] = {
     RequestState.PREFILLING: (messages.Scored, messages.Prefilled, messages.Refused, messages.Failed),
+    RequestState.EXTENDING: (messages.Scored, messages.Prefilled, messages.Refused, messages.Failed),
     RequestState.READY: (messages.Refused,),
     RequestState.DECODING: (
         messages.Joined,
@@ -85,7 +86,7 @@ class WorkerReplies:
         live = self.recipient = self._recipient(worker, message)
         if live is None:
             return False
-        had_joined, reopened = live.joined, False
+        had_joined, reopened, before = live.joined, False, live.state
         live.heard_at = now
         match message:
             case messages.Row():  # by far the most frequent first
@@ -107,7 +108,9 @@ class WorkerReplies:
                     live, worker, RequestFailed(message.status, message.message, code=message.code), now
                 )
         may_migrate_now = worker.draining and live.joined and not had_joined
-        return live.state is not RequestState.DECODING or may_migrate_now or reopened
+        return (
+            live.state is not RequestState.DECODING or live.state is not before or may_migrate_now or reopened
+        )
 
     def paused(self, worker: Worker, message: messages.Paused, now: float) -> None:
         """The worker keeps a request that does not run for now. Retraction is the only cause that there is yet."""
@@ -139,6 +142,9 @@ class WorkerReplies:
         if _exceeds(live, message):
             self._lost(live, worker, "surplus", now)
             return
+        if live.state is RequestState.EXTENDING and message.baton is not None:
+            self._lost(live, worker, "baton", now)
+            return
         output_len = message.index + len(message.token_ids)
         if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
@@ -157,6 +163,8 @@ class WorkerReplies:
         reason = message.finish or live.finish_reason()
         if reason is not None:
             self._complete(live, worker, reason, now, worker_has_released=message.baton is None)
+        elif live.state is RequestState.EXTENDING:
+            self._requests.go_on(live, now)
         elif message.baton is None:
             self._lost(live, worker, "no_baton", now, worker_has_released=True)
         else:
@@ -229,7 +237,7 @@ class WorkerReplies:
             live.retractions += 1
             again(RequestEvent.LOST, cause="retracted", worker_has_released=True, counts=False)
         elif message.reason == "no_room" and (
-            live.state is RequestState.PREFILLING or live.holder is not None
+            live.state in (RequestState.PREFILLING, RequestState.EXTENDING) or live.holder is not None
         ):
             self._pause(worker, live, now)
             self._backpressure.refused(live)

@@ -49,7 +49,9 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
     weights_bytes = _weights_bytes(shape, packed, dtypes.weights)
     cache, context, described = _make_cache(shape, dtypes.kv, weights_bytes, config)
     eos_token_ids = read_eos_token_ids(folder)
-    limits = Limits(context, config.page_size, cache.pages, config.slots, shape.vocab_size)
+    limits = Limits(
+        context, config.page_size, cache.pages, config.slots, shape.vocab_size, config.extend_tokens
+    )
     torch.set_num_threads(config.threads)
     model = load_model(job, kernels.library, packed, cache, context)
     kinds, kv = _weight_kinds(shape, packed, dtypes.weights), dtype_name(dtypes.kv)

@@ -1,5 +1,7 @@
 """Plays the router between one prefill and one decode worker: hands requests over and streams their tokens.
 
+`whole`: the decode worker gets them with their prompts.
+
 It asserts what a router relies on: no token lost or doubled, no message of an attempt that is over. Faults, limits and
 placement are the real router's business; text too.
 """
@@ -23,6 +25,7 @@ from shared.wire.messages import (
     Prefilled,
     Refused,
     Release,
+    Serve,
 )
 from shared.wire.sampling_params import SamplingParams
 from tests.doubles.memory_links import MemoryLinks
@@ -59,34 +62,39 @@ class DeskStream:
         """Tokens of output so far, across attempts."""
         return len(self.token_ids) - len(self.request.prompt)
 
-    def prefill(self) -> Prefill:
+    def command(self, kind: type[Prefill] | type[Serve]) -> Prefill | Serve:
         """The command that begins this attempt."""
         request = self.request
-        return Prefill(request.rid, self.attempt, tuple(self.token_ids), len(request.prompt), request.params)
+        return kind(request.rid, self.attempt, tuple(self.token_ids), len(request.prompt), request.params)
 
 
 class Desk:
     """The router's end of both links, and the streams."""
 
-    def __init__(self, prefill: MemoryLinks, decode: MemoryLinks) -> None:
+    def __init__(self, prefill: MemoryLinks, decode: MemoryLinks, *, whole: bool = False) -> None:
         self.links = MemoryLinks(Hello(session=1, role="router", uid="router", epoch=1))
         self.links.link(prefill)
         self.links.link(decode)
         self._prefill, self._decode = prefill.name, decode.name
         self.streams: dict[str, DeskStream] = {}
+        self._whole = whole
         self._no_room: list[str] = []
 
     def submit(self, request: DeskRequest, output: Sequence[int] = (), attempt: int = 1) -> None:
         """Begin a request, or go on with one that has `output` already."""
         stream = DeskStream(request, [*request.prompt, *output], attempt)
         self.streams[request.rid] = stream
-        self.links.send(self._prefill, stream.prefill())
+        self._begin(stream)
 
     def turn(self) -> None:
         """Hear everything, and answer."""
         waiting, self._no_room = self._no_room, []
         for rid in waiting:
-            self._hand_over(self.streams[rid])
+            stream = self.streams[rid]
+            if stream.handed_over is None:
+                self._begin(stream)
+            else:
+                self._hand_over(stream)
         for event in self.links.receive(0.0):
             if isinstance(event, Received):
                 self._on_message(event.message)
@@ -130,6 +138,12 @@ class Desk:
         )
         self._hand_over(stream)
 
+    def _begin(self, stream: DeskStream) -> None:
+        if self._whole:
+            self.links.send(self._decode, stream.command(Serve))
+        else:
+            self.links.send(self._prefill, stream.command(Prefill))
+
     def _hand_over(self, stream: DeskStream) -> None:
         assert stream.handed_over is not None
         self.links.send(self._decode, stream.handed_over)
@@ -147,7 +161,7 @@ class Desk:
         assert refused.reason == "stale", refused
         stream.attempt += 1
         stream.handed_over = None
-        self.links.send(self._prefill, stream.prefill())
+        self._begin(stream)
 
     def _stream(self, rid: str, attempt: int) -> DeskStream:
         stream = self.streams[rid]

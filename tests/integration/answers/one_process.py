@@ -27,7 +27,7 @@ from shared.kv.page_pool import PagePool, PageState
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.transfer import Transfer
-from shared.wire.messages import FinishReason, Hello, Role
+from shared.wire.messages import UNDERSTOOD, FinishReason, Hello, Role
 from shared.worker.worker import page_memory
 from shared.worker.worker_config import WorkerConfig
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
@@ -100,7 +100,7 @@ class ProcessParts:
         pages = page_memory(cache)
         offer = InProcessOffer(fabric, role, 1, pages, 64)
         self.transfer = Transfer(offer, pages, self.engine.kv_format, limits=FETCH_LIMITS, clock=clock)
-        self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1))
+        self.links = MemoryLinks(Hello(session=1, role=role, uid=role, epoch=1, understands=UNDERSTOOD[role]))
 
     def close(self) -> None:
         """End the device's thread and all reads."""
@@ -119,6 +119,7 @@ class OneProcess:
         decode: DecodeConfig = DECODE,
         overlap: bool = True,
         shuffle_pages: bool = False,
+        whole: bool = False,
     ) -> None:
         self._clock = SteadyClock()
         fabric = InProcessFabric()
@@ -144,7 +145,7 @@ class OneProcess:
             )
             for scheduler, parts in ((self.prefill, at_prefill), (self.decode, at_decode))
         ]
-        self.desk = Desk(at_prefill.links, at_decode.links)
+        self.desk = Desk(at_prefill.links, at_decode.links, whole=whole)
 
     def answers(self, requests: Sequence[DeskRequest]) -> list[CollectedAnswer]:
         """Serve these requests, sent at once, to their end."""

@@ -208,6 +208,25 @@ def test_retraction_to_the_router_changes_no_bit(folder: Path, alone: Alone) -> 
         assert_all_same_bits(process, LONG, alone)
 
 
+def test_prompts_that_decode_computes_beside_its_streams_change_no_bit(folder: Path, alone: Alone) -> None:
+    with workers(folder, whole=True, decode=DECODE.model_copy(update={"local_tokens_max": 32})) as process:
+        process.answers(CROWD)
+        counters = process.decode.counters
+        assert counters.local_prompts == len(CROWD)
+        assert counters.mixed_steps > 10
+        assert process.prefill.counters.extend_steps == 0
+        assert_all_same_bits(process, CROWD, alone)
+
+
+def test_streams_that_decode_served_whole_are_retracted_without_another_bit(
+    folder: Path, alone: Alone
+) -> None:
+    with workers(folder, whole=True, decode=TIGHT) as process:
+        process.answers(LONG)
+        assert process.decode.counters.retractions >= 1
+        assert_all_same_bits(process, LONG, alone)
+
+
 def test_a_continuation_on_fresh_workers_changes_no_bit(folder: Path, alone: Alone) -> None:
     with workers(
         folder, decode=DECODE.model_copy(update={"flush_seconds": 1e-6})

@@ -21,7 +21,7 @@ import msgspec
 from shared.links.events import peer_name
 from shared.wire.baton import agent_name
 from shared.wire.bounds import COUNT_MAX, SECONDS_MAX
-from shared.wire.messages import Decode, Hello, Message, Prefill
+from shared.wire.messages import Decode, Hello, Message, Prefill, Serve
 from tests.simulation.scenarios.faults import Fault
 
 UNREADABLE = (-1, -(2**63), 2**63, COUNT_MAX + 1, math.nan, math.inf, -math.inf)
@@ -30,7 +30,17 @@ SURPLUS = 200  # tokens; more than a context has
 LINES_MAX = 90  # of the core that take a message
 KINDS: Mapping[str, tuple[str, ...]] = {  # what workers of each role say
     "prefill": ("Prefilled", "Load", "Prefilled", "Refused", "Scored", "Failed"),
-    "decode": ("Generated", "Joined", "Load", "Finished", "Generated", "Migrating", "Refused", "Failed"),
+    "decode": (
+        "Generated",
+        "Joined",
+        "Load",
+        "Finished",
+        "Generated",
+        "Migrating",
+        "Refused",
+        "Failed",
+        "Prefilled",
+    ),
 }
 WAYS = ("number", "number", "number", "surplus", "baton", "error", "swallow")
 PAGES = {"pages", "pages_address", "page_bytes", "words_address", "known_page", "device_id"}  # see above
@@ -114,7 +124,7 @@ class Lies:
 
     def swallows(self, hello: Hello, message: Message) -> bool:
         """Whether a worker does as if it had not got this command."""
-        if not isinstance(message, Prefill | Decode):
+        if not isinstance(message, Prefill | Decode | Serve):
             return False
         if peer_name(hello) in self.swallowing:
             return True

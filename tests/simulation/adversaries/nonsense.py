@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from shared.scheduling.sound_commands import ADDRESS_MAX, LEASES_MAX
 from shared.wire.baton import Baton, Holder
-from shared.wire.messages import Decode, Generated, Hello, Message, Prefill, Refused
+from shared.wire.messages import Decode, Generated, Hello, Message, Prefill, Refused, Serve
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle.model import VOCAB_SIZE
 
@@ -39,13 +39,15 @@ HOLDERS: tuple[Mapping[str, Any], ...] = (
 )
 
 
-def unsound_command(worker: Hello, rid: str, holder: Holder, choice: int) -> Prefill | Decode:
+def unsound_command(worker: Hello, rid: str, holder: Holder, choice: int) -> Prefill | Decode | Serve:
     """One for this worker; `holder` is one that there is."""
     if worker.role == "prefill":
         return replace(Prefill(rid, 1, TOKENS, len(TOKENS), PARAMS), **COMMANDS[choice % len(COMMANDS)])
     changes = (*COMMANDS, *BATONS, *HOLDERS)[choice % (len(COMMANDS) + len(BATONS) + len(HOLDERS))]
     baton = Baton(rid, 1, holder, worker.kv_format, 0, 77, len(TOKENS) - 1, len(TOKENS), (0,))
     command = Decode(rid, 1, TOKENS, len(TOKENS), PARAMS, baton)
+    if changes in COMMANDS and choice % 2 and worker.reads(Serve):
+        return replace(Serve(rid, 1, TOKENS, len(TOKENS), PARAMS), **changes)
     if changes in COMMANDS:
         return replace(command, **changes)
     if changes in BATONS:

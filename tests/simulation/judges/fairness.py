@@ -90,6 +90,17 @@ class JudgedRouterCore(RouterCore):
     def _judge_waiting(self, now: float) -> None:
         self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
+    def _to_serve(self, live: LiveRequest, why: str, now: float) -> bool | None:
+        self._judge(
+            live,
+            self._requests.reservations.waiting,
+            RequestState.WAITING,
+            lambda other: self._serves(other, now),
+        )
+        placed = super()._to_serve(live, why, now)
+        self.judged[f"a prompt is computed at decode: {why}"] += bool(placed)
+        return placed
+
     def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
             live,
@@ -208,14 +219,24 @@ class JudgedRouterCore(RouterCore):
                     f"{live.rid} takes the room that {other.rid} could migrate to"
                 )
 
-    def _takes(self, live: LiveRequest, now: float) -> bool:
-        """Whether a prefill worker takes the request."""
-        if now < live.rests_until:
-            return False
+    def _serves(self, live: LiveRequest, now: float) -> bool:
+        """Whether a decode worker takes the request with its prompt."""
+        return (
+            self._may_begin(live, now)
+            and self._local_prompts.reason(live) is not None
+            and self._local_prompts.place(live, now) is not None
+        )
+
+    def _may_begin(self, live: LiveRequest, now: float) -> bool:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max and not live.output:
             return False
-        if live.sampling_group is not None and live.sampling_group.holds_back(live):
+        held_back = live.sampling_group is not None and live.sampling_group.holds_back(live)
+        return now >= live.rests_until and not held_back
+
+    def _takes(self, live: LiveRequest, now: float) -> bool:
+        """Whether a prefill worker takes the request."""
+        if not self._may_begin(live, now) or self._local_prompts.reason(live) is not None:
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
@@ -342,14 +363,40 @@ class JudgedDecode(DecodeScheduler):
         self._turns, self._planned_at = TurnJudge(config.turn_seconds, self.judged), 0.0
 
     def _admit(self, req: Req, baton: Baton) -> None:
-        present = [*self._batch.reqs, *self._transfer_queue.transferring]
+        present = [*self._with_pages, *self._transfer_queue.transferring]
         held = tokens_by_tenant(present)
         largest = self._pages_of_largest()
         super()._admit(req, baton)
         if req in self._transfer_queue.transferring:
             self._judge_arriving(req, largest)
+        self._judge_admission(req, baton.kv_len, present, held)
+
+    def _start_prompt(self, req: Req) -> None:
+        present = [*self._with_pages, *self._transfer_queue.transferring]
+        held, retracted = tokens_by_tenant(present), self._retraction.active
+        super()._start_prompt(req)
+        self.judged["a prompt is begun at decode"] += req.slot is not None
+        if req.slot is not None and retracted:
+            assert self._is_below_share(req, held), f"{req.rid} is begun while streams are retracted"
+        self._judge_admission(req, len(req.token_ids), present, held)
+
+    def _retract_until_fits(self) -> bool:
+        before, running = self._prompts.served, bool(self._batch.running)
+        retracted = super()._retract_until_fits()
+        kept = self._prompts.served
+        put_back = [req for req in before if req not in kept]
+        self.judged["a prompt is put back for a stream"] += len(put_back)
+        assert running or not put_back, f"{[req.rid for req in put_back]} are put back, and nobody runs"
+        assert kept == before[: len(kept)], (
+            f"{[req.rid for req in put_back]} are put back before younger ones"
+        )
+        assert not (retracted and kept), f"streams are retracted beside {[req.rid for req in kept]}"
+        return retracted
+
+    def _judge_admission(self, req: Req, tokens: int, present: list[Req], held: Counter[str]) -> None:
+        """A request with so many tokens has come in beside those that were present, or was refused."""
         if req.slot is None:
-            self._judge_refusal(req, baton, held)
+            self._judge_refusal(req, tokens, held)
         elif self._is_below_share(req, held):
             self.judged["below its share into what is kept"] += (
                 self._batch.free_slots < self._slots_below_share
@@ -370,7 +417,9 @@ class JudgedDecode(DecodeScheduler):
 
     def _take_turns(self) -> bool:
         running, now = [*self._batch.running.values()], self._planned_at
-        self._turns.look(running, [req.state for req in self.requests], now)
+        self._turns.look(
+            running, [req.state for req in self.requests if req not in self._prompts.served], now
+        )
         any_left = super()._take_turns()
         leaving = [req for req in running if req not in self._batch.running.values()]
         pool = self.memory.pool
@@ -381,7 +430,7 @@ class JudgedDecode(DecodeScheduler):
             self._transfer_queue.in_flight
             or self._retraction.copying
             or self._retraction.settling
-            or self._recomputation.extending
+            or self._prompts.extending
             or self._batch.joining
             or self._migrations.settling
             or pool.count(PageState.RETIRING)
@@ -410,7 +459,7 @@ class JudgedDecode(DecodeScheduler):
 
     def _judge_resumed(self) -> None:
         """Resume requests, as `plan` does first, and judge what is left."""
-        beside = self._batch.reqs
+        beside = self._with_pages
         slots_used = self._batch.slots_used
         self._resume_retracted()
         self._turns.resumed()
@@ -443,7 +492,7 @@ class JudgedDecode(DecodeScheduler):
     def _pages_of_largest(self) -> int:
         """Pages that the largest request can hold when what arrives has landed or is given up."""
         steps = self._admission.steps_until_landed
-        lengths = [min(other.final_kv_len, other.launched_len + steps) for other in self._batch.reqs]
+        lengths = [min(other.final_kv_len, other.growing_from + steps) for other in self._with_pages]
         return max(map(self.memory.pages_for, lengths), default=0)
 
     def _judge_growth(self, present: list[Req]) -> None:
@@ -455,7 +504,7 @@ class JudgedDecode(DecodeScheduler):
         self.judged["room by lengths seen"] += 1
         assert left >= wanted, f"{present[-1].rid} leaves {left} pages; the next steps of all take {wanted}"
 
-    def _judge_refusal(self, req: Req, baton: Baton, held: Counter[str]) -> None:
+    def _judge_refusal(self, req: Req, tokens: int, held: Counter[str]) -> None:
         """A request below its share finds no slot, or not the pages that it needs now beside the largest request's."""
         memory = self.memory
         if not self._is_below_share(req, held):
@@ -468,7 +517,7 @@ class JudgedDecode(DecodeScheduler):
         arriving = {page for other in self._transfer_queue.transferring for page in other.pages}
         room = min(memory.available_pages, usable - self._pages_of_largest() - len(arriving))
         if memory.pages_for(req.final_kv_len) <= usable and not pool.count(PageState.RETIRING):
-            assert memory.pages_for(baton.kv_len) > room, (
+            assert memory.pages_for(tokens) > room, (
                 f"{req.rid} is below its share and refused for {room} pages"
             )
 

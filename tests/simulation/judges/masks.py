@@ -1,6 +1,7 @@
 """The oracle for masks: the real budget of a worker, and each step's masks are judged as they are computed.
 
-- What a tenant takes of the steps that others have a row in too, beyond its time in each, is never more than one call.
+- What a tenant takes of the steps that others have a row in too, beyond its time in each, is never more than one call,
+  but for the first tokens of prompts.
 - Of a tenant's rows those whose last masks are oldest get theirs first, so that none starves.
 - A tenant that owes nothing gets at least one call, unless all tenants together have used the step's time.
 
@@ -50,9 +51,8 @@ class JudgedBudget(MaskBudget):
     ) -> MaskShares:
         shares = super().share(slots, rows, compute, bounded=bounded)
         self._steps += 1
-        if bounded != 0:
-            judged = [row for row in rows if bounded is None or row < bounded]
-            self._judge(slots, judged, shares)
+        judged = [row for row in rows if bounded is None or row < bounded]
+        self._judge(slots, judged, shares)
         return shares
 
     def _judge(self, slots: Sequence[int], rows: Collection[int], shares: MaskShares) -> None:
@@ -67,7 +67,7 @@ class JudgedBudget(MaskBudget):
                 assert every + ROUNDING_SECONDS > ALL_SECONDS - SLOWEST_SECONDS, (
                     f"{tenant} owes {owed} s of masks, and none of its {len(own)} rows has one"
                 )
-        self._judge_seconds(slots, present, shares)
+        self._judge_seconds(slots, present, shares, rows)
         self._since |= {slots[row]: self._steps for row in rows if row not in shares.sat_out}
 
     def _judge_turns(self, slots: Sequence[int], own: list[int], shares: MaskShares) -> None:
@@ -80,15 +80,23 @@ class JudgedBudget(MaskBudget):
                 f"a row waits since step {min(waiting)}, and one of step {max(served)} has its mask"
             )
 
-    def _judge_seconds(self, slots: Sequence[int], present: set[str], shares: MaskShares) -> None:
+    def _judge_seconds(
+        self, slots: Sequence[int], present: set[str], shares: MaskShares, bounded: Collection[int]
+    ) -> None:
+        """Rows that are not `bounded` end a prompt: they have their masks whatever is owed, and later steps pay."""
         each = TENANT_SECONDS if len(present) > 1 else ALONE_SECONDS
         taken: Counter[str] = Counter()
+        of_prompts: Counter[str] = Counter()
         for row, seconds in shares.seconds.items():
             taken[self._tenant_of[slots[row]]] += seconds  # type: ignore[assignment]
+            if row not in bounded:
+                of_prompts[self._tenant_of[slots[row]]] += seconds  # type: ignore[assignment]
         for tenant in present | self._beyond.keys():
             free = each if tenant in present else TENANT_SECONDS
-            beyond = max(0.0, self._beyond.get(tenant, 0.0) + taken[tenant] - free)
-            assert beyond <= SLOWEST_SECONDS + ROUNDING_SECONDS, f"{tenant} is {beyond} s of masks ahead"
+            before = self._beyond.get(tenant, 0.0)
+            beyond = max(0.0, before + taken[tenant] - free)
+            most = max(before, SLOWEST_SECONDS) + of_prompts[tenant]
+            assert beyond <= most + ROUNDING_SECONDS, f"{tenant} is {beyond} s of masks ahead"
             self._beyond[tenant] = beyond
             if taken[tenant] > free:
                 self.judged["a tenant has used its time for masks"] += 1

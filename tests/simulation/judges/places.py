@@ -69,11 +69,14 @@ class FreePlaces:
                 self._standing[live.kv_group][tenant] += 1
         self._readers: defaultdict[KvGroup, list[str]] = defaultdict(list)
         self._prefill: list[Worker] = []
+        self._whole: list[Worker] = []  # decode workers that compute prompts
         for worker in core.fleet.workers.values():
             if worker.hello.role == "prefill":
                 self._prefill.append(worker)
             elif not worker.draining:
                 self._readers[worker.kv_group].append(worker.peer)
+                if core.settings.local_prefill != "never" and worker.hello.limits.extend_tokens:
+                    self._whole += [worker] if "Serve" in worker.hello.understands else []
 
     def is_wanted(self, live: LiveRequest) -> bool:
         """Whether the request could go anywhere, if there were room."""
@@ -83,11 +86,14 @@ class FreePlaces:
             self._now >= live.rests_until
             and bool(may_run)
             and not self._held_back(live)
-            and any(self._able(live))
+            and (any(self._able(live)) or self._is_served_whole(live))
         )
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""
+        if self._is_served_whole(live):
+            yield from self._open_whole(live)
+            return
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         ready_max = self._settings.ready_max
         if not live.output and (
@@ -111,6 +117,66 @@ class FreePlaces:
             ):
                 yield worker
 
+    def _is_served_whole(self, live: LiveRequest) -> bool:
+        """Whether a decode worker is to compute its prompt."""
+        if not any(self._able_whole(live)):
+            return False
+        always = self._settings.local_prefill == "always"
+        return always or all(
+            worker.draining or self._lacks_features(live, worker) for worker in self._able(live)
+        )
+
+    def _lacks_features(self, live: LiveRequest, worker: Worker) -> bool:
+        return not live.request.params.features <= set(worker.hello.features)
+
+    def _able_whole(self, live: LiveRequest) -> Iterator[Worker]:
+        """Decode workers that could serve the request from first to last, full or not."""
+        tokens = len(live.request.token_ids) + live.request.params.max_new_tokens
+        for worker in self._whole:
+            limits, hello = worker.hello.limits, worker.hello
+            if (
+                hello.model_name == live.request.model
+                and live.model in ("", hello.model)
+                and tokens <= min(limits.context_len, limits.pages * limits.page_size)
+                and not self._lacks_features(live, worker)
+            ):
+                yield worker
+
+    def _open_whole(self, live: LiveRequest) -> Iterator[Worker]:
+        """Decode workers that would take the request with its prompt."""
+        tenant, share_max = live.tenant.name, self._settings.tenant_share_max
+        tokens = len(live.request.token_ids) + len(live.output)
+        able = list(self._able_whole(live))
+        sources = [worker for worker in able if worker in self._places_of_prompt(live)]
+        group = live.sampling_group
+        waits = group is not None and self._now < group.computed_at + PATIENCE_SECONDS
+        for worker in [each for each in sources if waits and each.peer not in live.avoided] or able:
+            limits, load, reserved = worker.hello.limits, worker.load, sum(worker.reserved.values())
+            new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
+            own = sum(each.tenant == tenant for each in worker.assigned.values())
+            pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
+            computing = sum(
+                len(each.request.token_ids) + len(each.output)
+                for each in self._core._requests.live.values()
+                if each.worker is worker and each.state is RequestState.EXTENDING
+            )
+            if (
+                load.accepting
+                and (worker.doubted is None or (worker.doubted == "tried" and not worker.assigned))
+                and self._now >= worker.paused_until
+                and load.slots_free > len(new) + len(worker.reserved)
+                and len(worker.assigned) + len(worker.reserved) < limits.slots
+                and load.free_pages - given >= pages
+                and (not own or own < share_of(limits.slots, share_max))
+                and max(computing, load.queued_tokens) < 2 * limits.extend_tokens
+                and (
+                    live.output
+                    or load.pages_for_new < 0
+                    or load.pages_for_new - given - sum(worker.foreseen.values()) >= pages
+                )
+            ):
+                yield worker
+
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
         """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""
         kept = front.backfilled >= self._settings.backfill_max
@@ -121,7 +187,10 @@ class FreePlaces:
         first = live.sampling_group._computing if live.sampling_group is not None else None
         if first is None or first is live or self._places_of_prompt(live):
             return False
-        return first.rid in self._core._requests.live and first.state is RequestState.PREFILLING
+        return first.rid in self._core._requests.live and first.state in (
+            RequestState.PREFILLING,
+            RequestState.EXTENDING,
+        )
 
     def _sources(self, live: LiveRequest) -> list[Worker]:
         """The worker that it waits for, because it has computed the prompt just now."""
@@ -137,7 +206,7 @@ class FreePlaces:
         ]
 
     def _places_of_prompt(self, live: LiveRequest) -> list[Worker]:
-        worker = live.sampling_group._prefill if live.sampling_group is not None else None
+        worker = live.sampling_group._source if live.sampling_group is not None else None
         return [worker] if worker is not None and worker.up and not worker.draining else []
 
     def _able(self, live: LiveRequest) -> Iterator[Worker]:

@@ -30,6 +30,7 @@ from shared.wire.messages import (
     Refused,
     Row,
     Scored,
+    Serve,
 )
 from tests.simulation.adversaries.lies import Lies
 from tests.simulation.judges.fairness import JudgedRouterCore
@@ -48,6 +49,7 @@ class Sent:
     tokens: int
     reported: bool  # the worker reports it: no grammar must be compiled before
     kv_group: tuple[str, str]
+    whole: bool  # it does not end with its first token
     answered_at: float | None = None
     heard_at: float = 0.0  # when the worker said something of it last
 
@@ -67,11 +69,12 @@ class JudgedSilences:
 
     def sent(self, peer: str, message: Message, now: float) -> None:
         """This router sends something."""
-        if isinstance(message, Prefill | Decode):
+        if isinstance(message, Prefill | Decode | Serve):
             worker = self._core.fleet.workers[peer]
             tokens = len(message.token_ids) if isinstance(message, Prefill) else 0
             reported = message.params.grammar is None
-            sent = Sent(peer, message.attempt, now, tokens, reported, worker.kv_group)
+            whole = isinstance(message, Serve)
+            sent = Sent(peer, message.attempt, now, tokens, reported, worker.kv_group, whole)
             self._prove_may_have(peer, now)
             self._open[peer][message.rid] = sent
         elif isinstance(message, Cancel):
@@ -126,7 +129,8 @@ class JudgedSilences:
                 sent.tokens -= message.cached_tokens
             role = self._core.fleet.workers[peer].hello.role
             self._answers[role, sent.kv_group].append(sent)
-        if not isinstance(message, Row | Joined | Scored | Paused):
+        goes_on = sent.whole and isinstance(message, Prefilled) and message.finish is None
+        if not (goes_on or isinstance(message, Row | Joined | Scored | Paused)):
             self._end(peer, message.rid, message.attempt, now)
 
     def _end(self, peer: str, rid: str, attempt: int, now: float) -> None:

@@ -65,7 +65,7 @@ class TenantWitness:
                 groups.setdefault(planned.group, []).append(bool(charged))
             if shown["workers"]:
                 prompts[tenant] += charged / weight.get(tenant, 1.0)  # type: ignore
-            if isinstance(stages, dict) and "ready" in stages:
+            if isinstance(stages, dict) and stages.keys() & {"ready", "extending"}:
                 outputs[tenant] += shown["completion_tokens"] / weight.get(tenant, 1.0)  # type: ignore
         for rids, charged_each in groups.items():
             if len(charged_each) == len(rids):  # no other pays for one that was refused

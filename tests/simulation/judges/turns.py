@@ -88,7 +88,7 @@ class TurnJudge:
         stays = stays or any(now - self._began[req] < seconds for req in running)
         stays = stays or any(req.launched_len >= req.final_kv_len for req in running)
         stays = stays or not all(map(self._has_gone_on, running))
-        copied = not retraction.recomputation.enabled
+        copied = not retraction.prompts.enabled
         if stays or (
             copied and sum(memory.pages_for(req.launched_len) for req in running) > retraction.host.free
         ):

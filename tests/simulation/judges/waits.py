@@ -13,7 +13,7 @@ from collections import Counter
 
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
-from router.core.fleet.placement import could_decode, could_prefill
+from router.core.fleet.placement import could_decode, could_prefill, could_serve
 from router.core.fleet.workers import KvGroup
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
@@ -53,7 +53,11 @@ def prove_stranded(core: RouterCore, live: LiveRequest) -> None:
     able = [
         worker.peer
         for worker in core.fleet.workers.values()
-        if worker.hello.role == role and not worker.draining and could(live.need, worker, core.fleet)
+        if not worker.draining
+        and (
+            (worker.hello.role == role and could(live.need, worker, core.fleet))
+            or (live.state is RequestState.WAITING and could_serve(live.need, worker, core.fleet))
+        )
     ]
     assert not able, f"{live.rid} has {len(live.output)} tokens and is ended, but {able} could continue it"
 

@@ -154,10 +154,10 @@ def _first_in_line(queue: Any, retraction: Any, req: Any) -> None:
     get(retraction, "retracted requests").rotate(1)
 
 
-def _start_late(start: Any, recomputation: Any, req: Any) -> None:
-    if req.cached_len + recomputation.memory.page_size < len(req.token_ids) - 1:
-        req.cached_len += recomputation.memory.page_size
-    start(recomputation, req)
+def _start_late(start: Any, prompts: Any, req: Any, *, samples: bool) -> None:
+    if req.cached_len + prompts.memory.page_size < len(req.token_ids) - 1:
+        req.cached_len += prompts.memory.page_size
+    start(prompts, req, samples=samples)
 
 
 def _back_up_settling(_: Any, retraction: Any) -> list[Any]:
@@ -262,11 +262,11 @@ MISTAKES: dict[str, Mistakes] = {
         "turns never end": {"turns are over": gives([])},
         "a turn is over at once": {"how long a turn is": gives(0.0)},
     },
-    "recomputation": {
-        "what is computed again starts a page late": {"a request is computed again": _start_late},
-        "what is computed again joins after its first chunk": {
-            "chunks of what is computed again": lambda chunks, recomputation, rows: [
-                replace(chunk, last=True) for chunk in chunks(recomputation, rows)
+    "local_prompts": {
+        "what is computed at decode starts a page late": {"a request is computed at decode": _start_late},
+        "what is computed at decode joins after its first chunk": {
+            "chunks of what is computed at decode": lambda chunks, prompts, rows: [
+                replace(chunk, last=True) for chunk in chunks(prompts, rows)
             ]
         },
         "one without room in host memory is first in line": {

@@ -120,13 +120,16 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "decode.growth.ExpectedGrowth": {"room to grow": "tokens"},
     "decode.scheduler.DecodeScheduler": {
-        "a request is dropped": "_drop",
-        "a request ends at decode": "_end",
         "a request joins the running ones": "_join",
         "a step is settled": "settle",
         "a decode worker is drained": "drained",
         "the batch of decode": "_batch",
         "requests at decode": "_reqs",
+    },
+    "decode.endings.Endings": {
+        "a request is dropped": "drop",
+        "a request ends at decode": "end",
+        "what a request holds is released": "release",
     },
     "decode.running_batch.RunningBatch": {
         "rows of a step are settled": "settle",
@@ -156,9 +159,11 @@ PLACES: dict[str, dict[str, str]] = {
         "retracted requests": "_line",
         "a request without room in host memory comes in line": "_queue",
     },
-    "decode.recomputation.Recomputation": {
-        "a request is computed again": "start",
-        "chunks of what is computed again": "_chunks",
+    "decode.local_prompts.LocalPrompts": {
+        "a request is computed at decode": "start",
+        "chunks of what is computed at decode": "_chunks",
+        "prompts of a step are settled": "settle",
+        "prompts at decode": "served",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
     "decode.migration.Migrations": {
@@ -238,6 +243,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a request is struck from all workers": "forget",
         "a worker is counted": "_count",
         "prompts per slot": "_prefilling_per_slot",
+        "a decode worker serves whole requests": "serves_whole",
     },
     "router.core.fleet.workers.OpenWorkers": {"a worker is open or not": "put"},
     "router.core.fleet.workers.Worker": {
@@ -246,7 +252,12 @@ PLACES: dict[str, dict[str, str]] = {
         "pages are foreseen at a worker": "pages_foreseen",
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
+        "a decode worker has a turn": "has_turn",
         "a worker gets no work for a while": "_is_withheld",
+    },
+    "router.core.queueing.local_prompts.LocalPlacement": {
+        "why decode computes a prompt": "reason",
+        "some decode worker computes": "_any_could_serve",
     },
     "router.core.queueing.stranded_streams.StrandedStreams": {
         "a worker could continue a stream": "_is_served"

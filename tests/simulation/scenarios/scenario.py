@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 
 from router.discovery.known_pods import ROUTERS_MIN, workers_of
-from router.placement_policies import PolicyName
+from router.placement_policies import LocalPrefill, PolicyName
 from shared.kv.radix_cache import EvictionPolicy
 from shared.scheduling.queue_policy import QueuePolicy
 from shared.wire.messages import Role
@@ -72,6 +72,7 @@ class ScenarioSizes:
     turn_seconds: float = 2.0
     local_tokens_max: int = 0
     itl_target_seconds: float = 0.1
+    local_prefill: LocalPrefill = "fallback"
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
     waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world, however full it is

@@ -205,6 +205,20 @@ def recomputation(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(host_pages=0) if tokens_max and rng.random() < 0.4 else scenario
 
 
+def local_prompts(scenario: SimulationScenario) -> SimulationScenario:
+    """Some worlds compute all prompts on decode, some never do; a few have no prefill worker at all."""
+    rng = scenario.random("local prompts")
+    scenario = scenario.sized(
+        local_prefill=rng.choice(("never", "fallback", "fallback", "fallback", "always"))
+    )
+    sizes = scenario.sizes
+    extends = sizes.local_tokens_max and sizes.local_prefill != "never" and not sizes.reticent
+    apart = scenario.fabric.partition or sizes.cell_workers_max < sizes.prefill_workers
+    if not extends or apart or way_of(scenario.random) != "new" or rng.random() < 0.5:
+        return scenario
+    return scenario.sized(prefill_workers=0)
+
+
 def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
 
@@ -394,6 +408,7 @@ VARIATIONS: tuple[Variation, ...] = (
     recomputation,
     second_thoughts,
     cells,
+    local_prompts,
     router_drains,
     hangs,
     forgetful,

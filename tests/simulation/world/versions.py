@@ -22,6 +22,7 @@ from shared.wire.messages import (
     RouterToDecode,
     RouterToPrefill,
     Scored,
+    Serve,
     WorkerToRouter,
     decode_from_router,
     decode_from_worker,
@@ -31,7 +32,7 @@ from tests.doubles.novelty import Novelty
 
 Luck = Callable[[str], random.Random]  # a generator of its own for each purpose
 WAYS = ("old", "new", "both", "both", "rolling", "rolling")
-NEWER = (Failed.__name__, Novelty.__name__, Paused.__name__, Scored.__name__)
+NEWER = (Failed.__name__, Novelty.__name__, Paused.__name__, Scored.__name__, Serve.__name__)
 NOVELTIES = 0.05  # share of the messages received that a new process answers with one
 LATER_FIELD = encode("of_a_later_version") + encode(("unheard", 1))
 FIELDS_MAX = 15  # of a map whose length is in its first byte

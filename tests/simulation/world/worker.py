@@ -56,6 +56,7 @@ def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
     odd = sizes.odd_kv_format and role == "decode" and number == sizes.decode_workers - 1
     slots = sizes.prefill_slots if role == "prefill" else sizes.decode_slots
     reticent = sizes.reticent and number == 0
+    extend_tokens = sizes.local_tokens_max if role == "decode" else sizes.chunked_prefill_size
     return Hello(
         session=0,
         role=role,
@@ -68,7 +69,9 @@ def _hello(role: Role, uid: str, epoch: int, sizes: ScenarioSizes) -> Hello:
         features=("allowed_token_ids", "bad_words", "grammar", "logprobs", "prompt_logprobs"),
         limits=Limits(slots=slots)
         if reticent
-        else Limits(CONTEXT_LEN, sizes.page_size, sizes.pages(role, number), slots, VOCAB_SIZE),
+        else Limits(
+            CONTEXT_LEN, sizes.page_size, sizes.pages(role, number), slots, VOCAB_SIZE, extend_tokens
+        ),
     )
 
 

@@ -61,7 +61,7 @@ BATON = Baton(
 )
 
 
-LIMITS = Limits(context_len=4096, page_size=16, pages=256, slots=8, vocab_size=49152)
+LIMITS = Limits(context_len=4096, page_size=16, pages=256, slots=8, vocab_size=49152, extend_tokens=512)
 ROW = Row("r", 1, 2, (70000, 4), LOGPROBS * 2)
 INSTANCES: tuple[Message, ...] = (
     messages.Hello(
@@ -89,6 +89,7 @@ INSTANCES: tuple[Message, ...] = (
     messages.Cancel("r", 1),
     messages.DrainAck(),
     messages.Decode("r", 1, (1, 2, 3, 70000, 4), 3, PARAMS, BATON, priority=3, extra_key="salt", tenant="t"),
+    messages.Serve("r", 1, (1, 2, 70000), 2, PARAMS, priority=3, extra_key="salt", tenant="t", scored_len=2),
     messages.Migrate("r", 1),
     messages.Prefilled(
         "r",

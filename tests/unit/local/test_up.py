@@ -155,7 +155,7 @@ def test_a_file_made_for_production_serves_as_it_is_or_with_another_device(value
             "unknown setting 'kvPagse' in prefill of FILE; did you mean kvPages? It is a setting of the "
             "prefill and the decode, in the file of --config: prefill: {config: {kvPages: …}}",
         ),
-        ("prefill: {replicas: 0}", "prefill in FILE should be greater than or equal to 1, got '0'"),
+        ("decode: {replicas: 0}", "decode in FILE should be greater than or equal to 1, got '0'"),
         ("decode: 2", "decode in FILE must be a mapping, got '2'"),
     ],
 )
@@ -163,6 +163,15 @@ def test_a_wrong_value_is_refused_by_its_name(values: Path, content: str, senten
     with pytest.raises(ConfigError) as error:
         given(values, content)
     assert str(error.value).replace(str(values), "FILE").startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    "content", ["router: {config: {localPrefill: never}}", "decode: {config: {localTokensMax: 0}}"]
+)
+def test_somebody_has_to_compute_prompts(values: Path, content: str) -> None:
+    given(values, content)
+    with pytest.raises(ConfigError, match=r"--prefill 0 and --local-.* leave nobody to compute prompts"):
+        given(values, content, "--prefill", "0")
 
 
 @pytest.mark.parametrize(

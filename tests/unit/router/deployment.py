@@ -28,6 +28,7 @@ from shared.wire.messages import (
     Refused,
     Role,
     Row,
+    Serve,
 )
 from shared.wire.sampling_params import SamplingParams
 
@@ -173,7 +174,7 @@ class ScriptedDeployment:
             if isinstance(message, kind) and (rid is None or getattr(message, "rid", None) == rid)
         ]
 
-    def placed(self, kind: type[Prefill] | type[Decode], rid: str) -> str | None:
+    def placed(self, kind: type[Prefill] | type[Decode] | type[Serve], rid: str) -> str | None:
         """Where a request was sent last."""
         return next((peer for peer, _ in reversed(self.sent(kind, rid))), None)
 

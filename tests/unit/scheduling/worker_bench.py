@@ -203,7 +203,9 @@ class WorkerBench:
         self.device = ScriptedDevice()
         self.fetcher = ScriptedFetcher()
         self.scheduler = scheduler
-        self.links = MemoryLinks(Hello(session=1, role=role, uid="worker", epoch=1))
+        self.links = MemoryLinks(
+            Hello(session=1, role=role, uid="worker", epoch=1, understands=UNDERSTOOD[role])
+        )
         self.routers = [
             MemoryLinks(
                 Hello(session=1, role="router", uid=f"router-{number}", epoch=1, understands=understands)

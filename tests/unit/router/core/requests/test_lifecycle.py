@@ -9,8 +9,10 @@ from shared.primitives.errors import InvariantError
 from tests.unit.router.deployment import ScriptedDeployment, request
 
 PATHS = {  # what must be possible, written down apart from the table
-    RequestState.WAITING: "Placed:prefilling Stopped:finished Cancelled:cancelled Expired:failed",
+    RequestState.WAITING: "Placed:prefilling PlacedWhole:extending Stopped:finished Cancelled:cancelled Expired:failed",
     RequestState.PREFILLING: "Prefilled:ready NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
+    "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
+    RequestState.EXTENDING: "Prefilled:decoding NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     RequestState.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Finished:finished Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",

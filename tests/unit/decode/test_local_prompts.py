@@ -6,7 +6,7 @@ import pytest
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeState
-from decode.recomputation import Recomputation
+from decode.local_prompts import LocalPrompts
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.kv.kv_memory import KvMemory
@@ -193,10 +193,10 @@ def test_one_that_is_to_migrate_is_computed_elsewhere(state: DecodeState) -> Non
 TOKEN_SECONDS, STEP_SECONDS = 0.001, 0.020
 
 
-def recomputation(*lengths: int, tokens_max: int, target: float) -> tuple[Recomputation, list[Req]]:
+def local_prompts(*lengths: int, tokens_max: int, target: float) -> tuple[LocalPrompts, list[Req]]:
     """Requests of so many tokens that are being computed, on a device whose costs are known."""
     memory = KvMemory(1000, PAGE_SIZE)
-    part = Recomputation(memory, DecodeCounters(), tokens_max, target)
+    part = LocalPrompts(memory, DecodeCounters(), tokens_max, target)
     reqs = []
     for slot, length in enumerate(lengths):
         token_ids = list(prompt(length + 1, slot))
@@ -204,7 +204,7 @@ def recomputation(*lengths: int, tokens_max: int, target: float) -> tuple[Recomp
         memory.match(req, length)
         memory.allocate(req, memory.pages_for(length))
         req.slot, req.state = slot, DecodeState.EXTENDING
-        part.start(req)
+        part.start(req, samples=False)
         reqs.append(req)
     for tokens in (8, 16, 32, 64) * 5:
         part.cost.observe_extend(0, [(0, tokens)], 0.004 + TOKEN_SECONDS * tokens)
@@ -216,27 +216,27 @@ def recomputation(*lengths: int, tokens_max: int, target: float) -> tuple[Recomp
     ("rows", "target", "most"), [(4, 0.1, 76), (4, 0.05, 26), (4, 0.001, 4), (0, 0.05, 196)]
 )
 def test_a_step_is_as_long_as_streams_may_wait(rows: int, target: float, most: int) -> None:
-    part, _ = recomputation(400, tokens_max=512, target=target)
+    part, _ = local_prompts(400, tokens_max=512, target=target)
     _, chunks = part.plan(1, rows)
     tokens = sum(len(row.token_ids) for row in chunks)
     assert most - 2 * PAGE_SIZE <= tokens <= max(most, PAGE_SIZE)
 
 
 def test_no_step_has_more_tokens_than_it_may() -> None:
-    part, _ = recomputation(400, tokens_max=24, target=10.0)
+    part, _ = local_prompts(400, tokens_max=24, target=10.0)
     _, chunks = part.plan(1, 4)
     assert [len(row.token_ids) for row in chunks] == [24]
 
 
 def test_what_one_leaves_of_a_step_the_next_takes() -> None:
-    part, (first, second) = recomputation(10, 400, tokens_max=512, target=0.1)
+    part, (first, second) = local_prompts(10, 400, tokens_max=512, target=0.1)
     joins, chunks = part.plan(1, 4)
     assert [join.slot for join in joins] == [first.slot, second.slot]
     assert [row.start for row in chunks] == [0, 0]
     assert len(chunks[0].token_ids) == 10
     assert 40 <= len(chunks[1].token_ids) <= 66
     batch = ScheduleBatch(1, ForwardMode.MIXED, joins, extend=chunks, decode_slots=[7, 8, 9, 10])
-    assert [req for req, _ in part.settle(batch, 0.09)] == [first]
+    assert [each.prompt.req for each in part.settle(batch, 0.09) if each.last] == [first]
     assert part.extending == [second]
     joins, (chunk,) = part.plan(2, 4)
     assert joins == ()
@@ -244,7 +244,7 @@ def test_what_one_leaves_of_a_step_the_next_takes() -> None:
 
 
 def test_steps_of_one_page_do_not_stay_so_where_a_pass_costs_more_than_its_tokens() -> None:
-    part, (req,) = recomputation(400, tokens_max=512, target=0.1)
+    part, (req,) = local_prompts(400, tokens_max=512, target=0.1)
     part.cost = StepCost()
     part.cost.observe_decode(4, STEP_SECONDS)
     tokens, step = [], 0

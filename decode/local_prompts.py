@@ -1,0 +1,185 @@
+"""Requests whose tokens are computed here, beside the streams that decode: prompts, and retracted requests.
+
+    start ─► extending: a chunk in each step, as many tokens as its time has room for ─► all computed: it joins
+
+A router serves a prompt here (`Serve`), and a retracted request is computed again where host memory had no room for it.
+A request has the pages of all its tokens when it starts, so it never waits for a page. The last row of a prompt samples
+its first token; the rows of one that is computed again sample nothing, since its tokens are known. Then it joins as one
+whose pages have arrived. Requests are computed in the order in which they started, and rows that decode get their next
+token within `itl_target_seconds`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decode.counters import DecodeCounters
+from shared.batch.req import Req
+from shared.batch.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
+from shared.kv.kv_memory import KvMemory
+from shared.scheduling.chunk_budget import chunk_tokens
+from shared.scheduling.prefill_adder import Extend
+from shared.scheduling.step_cost import StepCost
+
+# How long a step may take: the target, or so many times a step that only decodes, where those take longer …
+DECODE_STEPS = 1.25
+# … and where nobody decodes so many times the target, for somebody may join meanwhile.
+ALONE = 4
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A request that is computed here."""
+
+    req: Req
+    samples: bool  # its first token is not known; otherwise it is computed again
+    seconds: float = 0.0  # of the device for it
+
+    @property
+    def end(self) -> int:
+        """Tokens to compute."""
+        return len(self.req.token_ids) - (not self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A row of a step that has settled, whose request is still computed here, or has just been."""
+
+    prompt: Prompt
+    start: int  # of its first token
+    place: int  # among the prompts of the batch
+    row: int | None  # of what was sampled; None: it samples nothing
+    last: bool  # all of the request is computed
+
+
+@dataclass(slots=True)
+class LocalPrompts:
+    """The requests that are being computed here, and their rows in the steps that have not settled."""
+
+    memory: KvMemory
+    counters: DecodeCounters
+    tokens_max: int  # of a step; 0: this worker computes no tokens of prompts
+    itl_target_seconds: float
+    cost: StepCost = field(default_factory=StepCost)
+    _prompts: dict[Req, Prompt] = field(default_factory=dict)  # in the order of their start
+    # By step, with the seconds that it may take.
+    _planned: dict[int, tuple[list[tuple[Prompt, Extend]], float]] = field(default_factory=dict)
+    _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this worker computes tokens of prompts at all."""
+        return self.tokens_max > 0
+
+    @property
+    def extending(self) -> list[Req]:
+        """All requests that are computed here, in the order in which they started."""
+        return list(self._prompts)
+
+    @property
+    def served(self) -> list[Req]:
+        """Requests whose first token is not known."""
+        return [req for req, prompt in self._prompts.items() if prompt.samples]
+
+    @property
+    def recomputed(self) -> list[Req]:
+        """Requests that were retracted and are computed again."""
+        return [req for req, prompt in self._prompts.items() if not prompt.samples]
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that no step in flight computes."""
+        return sum(prompt.end - req.launched_len for req, prompt in self._prompts.items())
+
+    def start(self, req: Req, *, samples: bool) -> None:
+        """Compute the request from its first token on that is not cached; it has the pages of all its tokens."""
+        req.kv_len = req.launched_len = req.cached_len
+        self._prompts[req] = Prompt(req, samples)
+        if samples:
+            self.counters.local_prompts += 1
+        else:
+            self.counters.recomputed += 1
+
+    def leave(self, req: Req) -> None:
+        """Stop: the request has ended. It may still have a row in the step in flight."""
+        self._prompts.pop(req, None)  # one whose last row has settled has left already
+
+    def plan(self, step: int, decode_rows: int) -> tuple[tuple[SlotJoin, ...], tuple[ExtendRow, ...]]:
+        """What this step computes of them beside so many rows that decode: the joins and the rows."""
+        if not self._prompts:
+            return (), ()
+        extends = self._chunks(decode_rows)
+        joins, rows = list[SlotJoin](), list[ExtendRow]()
+        for req, start, end in ((each.req, each.start, each.end) for each in extends):
+            assert req.slot is not None
+            if start == req.cached_len:
+                joins.append(req.join())
+            samples = self._prompts[req].samples and end == self._prompts[req].end
+            scores = req.scores(start, end) if self._prompts[req].samples else ()
+            rows.append(ExtendRow(req.slot, req.token_ids[start:end], start, samples, scores))
+            req.launched_len = end
+        if extends:
+            planned = [(self._prompts[each.req], each) for each in extends]
+            self._planned[step] = planned, self._bound_seconds(decode_rows)
+            self.counters.extend_tokens += sum(each.end - each.start for each in extends)
+        return tuple(joins), tuple(rows)
+
+    def settle(self, batch: ScheduleBatch, seconds: float) -> list[Settled]:
+        """Learn what the step cost; returns its rows, in their order. Requests of which all is computed leave."""
+        (planned, bound), rows = self._planned.pop(batch.step, ([], 0.0)), len(batch.decode_slots)
+        if not planned:
+            self.cost.observe_decode(rows, seconds)
+            return []
+        self.cost.observe_extend(rows, [(each.start, each.end - each.start) for _, each in planned], seconds)
+        beyond = max(0.0, seconds - self.cost.decode_seconds(rows))
+        tokens = sum(each.end - each.start for _, each in planned)
+        room = bound - self.cost.decode_seconds(rows)
+        self._tried = 2 * tokens if seconds > 0 and beyond <= room / 2 else 0
+        settled, row = list[Settled](), rows
+        for place, (prompt, each) in enumerate(planned):
+            samples = batch.extend[place].samples
+            if self._prompts.get(each.req) is prompt:  # it has not ended while the step ran
+                each.req.kv_len = each.end
+                prompt.seconds += beyond * (each.end - each.start) / tokens
+                settled.append(Settled(prompt, each.start, place, row if samples else None, each.last))
+            row += samples
+        for done in [each.prompt.req for each in settled if each.last]:
+            del self._prompts[done]
+            self.memory.commit_and_dedupe(done)  # the slot's next join names the pages anew
+        return settled
+
+    def _chunks(self, decode_rows: int) -> list[Extend]:
+        """The next tokens of each in turn, until the step's tokens or its time are used up."""
+        bound, left = self._bound_seconds(decode_rows), self.tokens_max
+        chunks = list[Extend]()
+        for req, prompt in self._prompts.items():
+            start, all_tokens = req.launched_len, prompt.end
+            if start == all_tokens:
+                continue  # its last row is in flight
+            count = chunk_tokens(
+                self.cost,
+                rows=decode_rows,
+                position=start,
+                bound_seconds=bound,
+                page_size=self.memory.page_size,
+                tokens_max=left,
+            )
+            end = min(start + max(count, self._tried_from(start, left)), all_tokens)
+            chunks.append(Extend(req, start, end, last=end == all_tokens))
+            if end < all_tokens or self.cost.extend is None:
+                break
+            left -= end - start
+            bound -= self.cost.extend.seconds(start, end - start)
+            if left < self.memory.page_size or bound <= self.cost.decode_seconds(decode_rows):
+                break
+        return chunks
+
+    def _tried_from(self, start: int, left: int) -> int:
+        """Tokens up to the end of a page; steps of one page alone do not tell what a pass costs and what a token."""
+        page_size = self.memory.page_size
+        return (start + min(self._tried, left)) // page_size * page_size - start
+
+    def _bound_seconds(self, decode_rows: int) -> float:
+        if not decode_rows:
+            return ALONE * self.itl_target_seconds
+        return max(self.itl_target_seconds, DECODE_STEPS * self.cost.decode_seconds(decode_rows))

@@ -1,0 +1,80 @@
+"""Decode workers that compute prompts: a deployment without prefill workers, and one that loses its only one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.observing import linked_workers
+from tests.integration.deployments.streams import StreamedAnswer, crowd
+from tests.integration.faults.conftest import PROMPTS
+from tests.waiting import until
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
+LOCAL = "segue_local_prompts_total"
+SMALL = {"prefill": {"kvPages": 400}, "decode": {"kvPages": 800}}
+
+
+@pytest.fixture(scope="module")
+def reference(two_each: LocalDeployment) -> list[StreamedAnswer]:
+    """What prefill and decode workers answer."""
+    before = two_each.total("decode", LOCAL)
+    answers = crowd(two_each.url, PROMPTS, len(PROMPTS), **GREEDY)
+    assert two_each.total("decode", LOCAL) == before
+    return answers
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[LocalDeployment]:
+    """One worker that does both."""
+    with deployment("--prefill", "0", config=SMALL) as running:
+        yield running
+
+
+def test_one_worker_answers_as_two_do(whole: LocalDeployment, reference: list[StreamedAnswer]) -> None:
+    assert [process.role for process in whole.processes()] == ["decode", "router"]
+    assert crowd(whole.url, PROMPTS, len(PROMPTS), **GREEDY) == reference
+    assert whole.total("decode", LOCAL) == len(PROMPTS)
+    assert whole.total("decode", "segue_steps_total{mode=mixed}") > 0
+    assert whole.total("router", "segue_router_local_prompts_total{why=no_prefill}") == len(PROMPTS)
+    until(lambda: not whole.held(), 10, "that nothing is held")
+
+
+def test_its_second_turn_finds_the_first_in_its_cache(whole: LocalDeployment) -> None:
+    prompt = list(range(3000, 3400))
+    first = whole.client.completions.create(model="smollm2", prompt=prompt, max_tokens=40, temperature=0)
+    assert first.usage is not None
+    again = whole.client.completions.create(
+        model="smollm2", prompt=[*prompt, *range(3400, 3410)], max_tokens=4, temperature=0
+    )
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 384
+
+
+def test_it_says_that_it_serves(whole: LocalDeployment) -> None:
+    health = httpx2.get(f"{whole.url}/health", verify=False).json()
+    assert (health["ready"], health["facts"]["serving"]) == (True, "aggregated")
+
+
+def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back() -> None:
+    with deployment("--prefill", "1", config=SMALL) as running:
+        answers = crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY)
+        assert running.total("decode", LOCAL) == 0
+        [prefill] = running.processes("prefill")
+        os.kill(prefill.pid, signal.SIGSTOP)  # so that `segue up` does not bring it back at once
+        try:
+            assert crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY) == answers
+            assert running.total("decode", LOCAL) >= len(PROMPTS)
+        finally:
+            os.kill(prefill.pid, signal.SIGCONT)
+        until(lambda: linked_workers(running) == 2, 60, "the prefill worker's return")
+        before = running.total("decode", LOCAL)
+        assert crowd(running.url, PROMPTS[:2], 2, **GREEDY) == answers[:2]
+        assert running.total("decode", LOCAL) == before

@@ -1,0 +1,210 @@
+"""Prompts that a router serves at a decode worker: computed beside the streams, then one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from decode.lifecycle import DecodeState
+from shared.batch.schedule_batch import ForwardMode
+from shared.wire.messages import (
+    Cancel,
+    Finished,
+    Generated,
+    Load,
+    Migrate,
+    Migrating,
+    Prefilled,
+    Refused,
+    Serve,
+)
+from tests.unit.decode.bench import DecodeBench
+from tests.unit.decode.test_retraction import in_state
+from tests.unit.scheduling.worker_bench import EOS, ORDINARY, PAGE_SIZE, decode, params, prompt
+
+
+def serve(
+    rid: str,
+    token_ids: Sequence[int],
+    max_new_tokens: int = 8,
+    attempt: int = 1,
+    prompt_len: int = 0,
+    seed: int = 1,
+) -> Serve:
+    """A prompt, or with a `prompt_len` a stream that goes on."""
+    length = prompt_len or len(token_ids)
+    return Serve(rid, attempt, tuple(token_ids), length, params(max_new_tokens, seed))
+
+
+def bench_with(**settings: object) -> DecodeBench:
+    return DecodeBench(**{"local_tokens_max": 8, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_prompt_is_computed_in_chunks_tells_its_first_token_and_goes_on(overlap: bool) -> None:
+    bench = bench_with(overlap=overlap)
+    bench.device.answers[1] = (50, 51, 52, 53)
+    bench.send(serve("r", prompt(30), 4))
+    bench.run()
+    [first] = bench.said(Prefilled)
+    assert (first.index, first.token_ids, first.baton, first.finish) == (0, (50,), None, None)
+    assert bench.tokens("r") == [51, 52, 53]
+    assert [(end.output_len, end.reason) for end in bench.said(Finished)] == [(4, "length")]
+    rows = [row for batch in bench.device.batches for row in batch.extend]
+    assert sum(len(row.token_ids) for row in rows) == 30
+    assert max(len(row.token_ids) for row in rows) <= 8
+    assert [row.samples for row in rows] == [False] * (len(rows) - 1) + [True]
+    assert bench.core.counters.local_prompts == 1
+    assert bench.holds_nothing
+
+
+def test_streams_go_on_beside_it() -> None:
+    bench = bench_with()
+    bench.send(decode("s", prompt(8, 2), 30))
+    bench.run_until(lambda: in_state(bench, DecodeState.RUNNING) is not None)
+    bench.send(serve("r", prompt(40), 4))
+    bench.run()
+    assert len(bench.device.steps(ForwardMode.MIXED)) >= 5
+    assert bench.device.steps(ForwardMode.EXTEND) == []
+    assert bench.tokens("s") == [ORDINARY] * 29
+    assert bench.tokens("r") == [ORDINARY] * 3
+
+
+def test_what_is_cached_is_not_computed_again() -> None:
+    bench = bench_with(local_tokens_max=100)
+    bench.send(serve("a", prompt(30), 2))
+    bench.run()
+    bench.send(serve("b", prompt(30), 2))
+    bench.run()
+    [_, second] = bench.said(Prefilled)
+    assert second.cached_tokens == 28
+    assert bench.core.counters.extend_tokens == 32
+
+
+@pytest.mark.parametrize(("answer", "finish"), [((EOS,), "stop"), ((7,), "length")])
+def test_it_may_end_with_its_first_token(answer: tuple[int, ...], finish: str) -> None:
+    bench = bench_with()
+    bench.device.answers[1] = answer
+    bench.send(serve("r", prompt(10), 1 if finish == "length" else 8))
+    bench.run()
+    [first] = bench.said(Prefilled)
+    assert (first.token_ids, first.finish) == (answer, finish)
+    assert bench.said(Finished) == []
+    assert bench.said(Generated) == []
+    assert bench.holds_nothing
+
+
+def test_a_continuation_samples_the_token_behind_its_output() -> None:
+    bench = bench_with()
+    bench.device.answers[1] = (50, 51, 52, 53)
+    bench.send(serve("r", (*prompt(9), 50, 51), 4, attempt=2, prompt_len=9))
+    bench.run()
+    [first] = bench.said(Prefilled)
+    assert (first.index, first.token_ids, first.attempt) == (2, (52,), 2)
+    assert [row.index for message in bench.said(Generated) for row in message.rows] == [3]
+
+
+def test_each_token_of_a_prompt_is_scored_once_if_that_is_asked_for() -> None:
+    bench = bench_with()
+    asked = msgspec.structs.replace(params(2), prompt_logprobs=0)
+    bench.send(msgspec.structs.replace(serve("r", prompt(10), 2), params=asked))
+    bench.run()
+    rows = [row for batch in bench.device.batches for row in batch.extend]
+    assert [token for row in rows for token in row.scores] == [*prompt(10)[1:]]
+
+
+def test_a_failed_first_token_ends_it() -> None:
+    bench = bench_with()
+    bench.device.failures[1] = 0
+    bench.send(serve("r", prompt(10)))
+    bench.run()
+    assert bench.said(Prefilled) == []
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 2])
+def test_a_cancelled_prompt_gives_up_all_that_it_holds(chunks: int) -> None:
+    bench = bench_with()
+    bench.send(serve("r", prompt(30)))
+    bench.turn(chunks + 1)
+    bench.send(Cancel("r", 1))
+    bench.run()
+    assert bench.said(Prefilled) == []
+    assert bench.holds_nothing
+
+
+@pytest.mark.parametrize(
+    ("settings", "command", "reason"),
+    [
+        ({"local_tokens_max": 0}, serve("r", prompt(8)), "internal"),
+        ({}, serve("r", prompt(250), 10), "too_long"),
+        ({}, serve("r", (1, -1, 2)), "internal"),
+        ({}, serve("r", prompt(8), prompt_len=9), "internal"),
+        ({}, serve("r", prompt(8), 2, prompt_len=6), "internal"),
+        ({"pages": 4}, serve("r", prompt(12), 8), "too_long"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused(settings: dict[str, int], command: Serve, reason: str) -> None:
+    bench = bench_with(**settings)
+    bench.send(command)
+    bench.run()
+    assert [each.reason for each in bench.said(Refused)] == [reason]
+    assert bench.holds_nothing
+
+
+def test_without_room_it_is_refused_and_while_draining_too() -> None:
+    bench = bench_with(pages=10)
+    bench.send(decode("s", prompt(24, 2), 10))
+    bench.run_until(lambda: in_state(bench, DecodeState.RUNNING) is not None)
+    bench.send(serve("r", prompt(20)))
+    bench.turn()
+    assert [each.reason for each in bench.said(Refused)] == ["no_room"]
+    bench.core.start_draining()
+    bench.send(serve("q", prompt(4)))
+    bench.turn()
+    assert [(each.rid, each.reason) for each in bench.said(Refused)][1:] == [("q", "no_room")]
+
+
+def test_a_stream_that_lacks_a_page_gets_it_from_the_youngest_prompt() -> None:
+    bench = bench_with(pages=27, local_tokens_max=4)
+    bench.send(decode("s", prompt(12, 2), 30), decode("t", prompt(12, 3), 30))
+    bench.run_until(lambda: in_state(bench, DecodeState.RUNNING) is not None)
+    bench.send(serve("r", prompt(60)))
+    bench.run()
+    assert [(each.rid, each.reason) for each in bench.said(Refused)] == [("r", "no_room")]
+    assert bench.core.counters.put_back == 1
+    assert bench.core.counters.retractions == bench.core.counters.rows_without_page == 0
+    assert [len(bench.tokens(rid)) for rid in "st"] == [29, 29]
+    assert bench.holds_nothing
+
+
+def test_it_migrates_by_its_pages_once_it_has_its_first_token() -> None:
+    bench = bench_with()
+    bench.send(serve("r", prompt(20), 20))
+    bench.turn(2)
+    bench.send(Migrate("r", 1))
+    bench.run_until(lambda: bool(bench.said(Migrating)))
+    [migrating] = bench.said(Migrating)
+    assert len(bench.said(Prefilled)) == 1
+    assert migrating.baton.kv_len == 20 + migrating.output_len - 1
+
+
+def test_its_load_tells_what_waits_to_be_computed() -> None:
+    bench = bench_with(load_seconds=0.001)
+    bench.send(serve("r", prompt(30)))
+    for _ in range(3):
+        bench.now += 0.01
+        bench.turn()
+    told = [load.queued_tokens for load in bench.said(Load)]
+    assert max(told) >= 30 - 2 * 8
+    assert all(load.accepting for load in bench.said(Load))
+
+
+def test_a_page_is_whole_in_every_chunk_but_the_last() -> None:
+    bench = bench_with(local_tokens_max=10)
+    bench.send(serve("r", prompt(31)))
+    bench.run()
+    rows = [row for batch in bench.device.batches for row in batch.extend]
+    assert all((row.start + len(row.token_ids)) % PAGE_SIZE == 0 for row in rows[:-1])

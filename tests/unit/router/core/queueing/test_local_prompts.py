@@ -1,0 +1,193 @@
+"""Prompts that decode workers compute: when a router sends them there, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from router.core.effects import RequestCompleted, RequestFailed
+from router.core.requests.sampling_group import split_choices
+from shared.batch.effects import Send
+from shared.wire.messages import Decode, Draining, Migrate, Prefill, Prefilled, Serve
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
+
+WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
+LONG = tuple(range(1, 161))  # ten pages, and more than two steps compute
+
+
+def deployment(prefill: int = 0, decode: int = 1, **settings: object) -> ScriptedDeployment:
+    """Decode workers that compute prompts."""
+    world = ScriptedDeployment(prefill, 0, limits=WHOLE, **settings)
+    for number in range(decode):
+        world.up("decode", f"d{number}", limits=WHOLE, understands=("Serve",))
+    return world
+
+
+def begun(world: ScriptedDeployment, rid: str, token: int = 10, peer: str = "d0", **fields: object) -> None:
+    world.say(peer, Prefilled(rid, 1, 0, (token,), None, **fields))  # type: ignore[arg-type]
+
+
+def test_without_prefill_workers_a_decode_worker_serves_a_request_from_first_to_last() -> None:
+    world = deployment()
+    world.submit(request("r", max_new_tokens=3))
+    [(peer, served)] = world.sent(Serve)
+    assert (peer, served.token_ids, served.prompt_len, served.attempt) == ("d0", (1, 2, 3), 3, 1)
+    assert world.state("r") == "extending"
+    begun(world, "r", cached_tokens=2)
+    assert world.state("r") == "decoding"
+    world.generated("d0", "r", 1, 11, 12)
+    world.finished("d0", "r", 3)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestCompleted)
+    assert (outcome.usage.cached_tokens, world.output("r")) == (2, [10, 11, 12])
+    assert {type(effect.message) for effect in world.effects if isinstance(effect, Send)} == {Serve}
+    assert world.core.counters.local_prompts == {"no_prefill": 1, "always": 0}
+    world.assert_nothing_left()
+
+
+def test_it_may_end_with_its_first_token() -> None:
+    world = deployment()
+    world.submit(request("r", max_new_tokens=1))
+    begun(world, "r", finish="length")
+    assert isinstance(world.outcome("r"), RequestCompleted)
+    world.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("way", "prefill", "kind"),
+    [
+        ("never", 1, Prefill),
+        ("fallback", 1, Prefill),
+        ("always", 1, Serve),
+        ("fallback", 0, Serve),
+        ("always", 0, Serve),
+    ],
+)
+def test_who_computes_a_prompt(way: str, prefill: int, kind: type[Prefill] | type[Serve]) -> None:
+    world = deployment(prefill, local_prefill=way)
+    world.submit(request("r"))
+    assert len(world.sent(kind)) == 1
+
+
+def test_never_waits_for_a_prefill_worker_and_says_so() -> None:
+    world = deployment(local_prefill="never", waiting_seconds_max=5.0)
+    world.submit(request("r"))
+    assert world.core.fleet.missing == ["prefill"]
+    world.wait(6)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.status, "prefill" in outcome.message, world.sent(Serve)) == (503, True, [])
+
+
+def test_a_worker_that_does_not_know_the_command_gets_none() -> None:
+    world = ScriptedDeployment(0, 0)
+    world.up("decode", "old", limits=WHOLE)
+    world.up("decode", "without", understands=("Serve",))
+    world.submit(request("r"))
+    assert world.sent(Serve) == []
+    assert world.core.fleet.missing == ["prefill"]
+
+
+def test_prefill_workers_that_go_and_come_back_change_the_way() -> None:
+    world = deployment(prefill=1)
+    world.submit(request("a"))
+    world.down("p0")
+    assert world.placed(Serve, "a") == "d0"  # the second attempt
+    assert world.core.fleet.missing == []
+    begun_again = world.sent(Serve, "a")[0][1]
+    assert begun_again.attempt == 2
+    world.up("prefill", "p1", limits=WHOLE)
+    world.submit(request("b"))
+    assert world.placed(Prefill, "b") == "p1"
+
+
+def test_a_draining_prefill_worker_computes_nothing_new() -> None:
+    world = deployment(prefill=1)
+    world.core.fleet.drain(world.core.fleet.workers["p0"])
+    world.submit(request("r"))
+    assert world.placed(Serve, "r") == "d0"
+
+
+def test_what_has_no_turn_soon_waits_at_the_router_for_the_next_report() -> None:
+    world = deployment()
+    for number in range(3):
+        world.submit(request(f"r{number}", LONG))
+    assert [world.state(f"r{number}") for number in range(3)] == ["extending", "waiting", "waiting"]
+    world.loaded("d0", running=1, queued_tokens=150)  # another router's, too
+    begun(world, "r0")
+    assert world.state("r1") == "waiting"
+    world.loaded("d0", running=1, queued_tokens=0)
+    assert world.state("r1") == "extending"
+
+
+def test_a_prompt_is_begun_only_where_pages_are_left_beside_what_grows() -> None:
+    world = deployment(waiting_seconds_max=5.0)
+    world.loaded("d0", running=1, pages_for_new=9)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", running=1, pages_for_new=10)
+    assert world.state("r") == "extending"
+
+
+def test_no_room_puts_it_back_into_the_queue_without_a_loss() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    world.refused("d0", "r", "no_room")
+    assert world.state("r") == "waiting"
+    world.wait(1)
+    assert [served.attempt for _, served in world.sent(Serve, "r")] == [1, 1]
+    begun(world, "r")
+    assert world.output("r") == [10]
+
+
+def test_a_lost_worker_is_a_continuation_from_all_tokens_so_far() -> None:
+    world = deployment(decode=2)
+    world.submit(request("r"))
+    peer = world.placed(Serve, "r")
+    assert peer is not None
+    begun(world, "r", peer=peer)
+    world.generated(peer, "r", 1, 11)
+    world.down(peer)
+    other = "d1" if peer == "d0" else "d0"
+    [_, (again, served)] = world.sent(Serve, "r")
+    assert (again, served.token_ids, served.prompt_len, served.attempt) == (other, (1, 2, 3, 10, 11), 3, 2)
+
+
+def test_a_stream_that_was_served_whole_migrates_by_its_pages() -> None:
+    world = deployment(decode=2)
+    world.submit(request("r"))
+    peer = world.placed(Serve, "r")
+    assert peer is not None
+    worker = world.core.fleet.workers[peer]
+    world.say(peer, Draining())
+    assert world.sent(Migrate) == []  # it has no pages to give yet
+    begun(world, "r", peer=peer)
+    assert worker.draining
+    assert [each.rid for _, each in world.sent(Migrate)] == ["r"]
+    world.migrating(peer, "r", 1)
+    assert world.placed(Decode, "r") not in (None, peer)
+
+
+def test_a_baton_in_the_answer_is_not_believed() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    world.say("d0", Prefilled("r", 1, 0, (10,), baton("r", 1, 3, "d0")))
+    assert world.output("r") == []
+    assert [each.attempt for _, each in world.sent(Serve, "r")] == [1, 2]
+
+
+def test_siblings_follow_the_first_to_the_worker_that_has_the_prompt() -> None:
+    world = deployment(decode=2)
+    choices = split_choices(request("g", LONG[:32]), ["g0", "g1", "g2"])
+    for choice in choices:
+        world.submit(choice)
+    [(peer, _)] = world.sent(Serve)
+    assert [world.state(f"g{number}") for number in range(3)] == ["extending", "waiting", "waiting"]
+    begun(world, "g0", peer=peer)
+    assert [world.placed(Serve, f"g{number}") for number in range(3)] == [peer] * 3
+
+
+def test_a_deployment_without_prefill_workers_is_paired() -> None:
+    world = deployment()
+    assert world.core.fleet.paired(world.core.fleet.workers["d0"])
+    assert world.notes("fleet.worker_unpaired") == []
