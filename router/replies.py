@@ -109,7 +109,7 @@ async def send_request_error(
     await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
 
 
-# ---- Errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}, "request_id"}` --------
+# ---- errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}, "request_id"}` --------
 # The statuses are those of the other APIs. Anthropic answers 529 when it has no room, which no list of HTTP statuses
 # has: here that is 503, as for every other client, and its type says `overloaded_error`, which is what clients look at.
 
@@ -139,7 +139,7 @@ def error_object(status: int, message: str, rid: str | None = None) -> dict[str,
     return {"type": "error", "error": error} | ({"request_id": rid} if rid else {})
 
 
-# ---- Every path of the API, and the paths of other servers that are not served: why, and what there is instead -------
+# ---- every path of the API, and the paths of other servers that are not served: why, and what there is instead -------
 # Data alone. `/` and an unknown path list the served ones.
 
 

@@ -61,7 +61,7 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-# ---- In whose name a connection is open and a request comes: the name of its API key, or else its client's address ---
+# ---- in whose name a connection is open and a request comes: the name of its API key, or else its client's address ---
 # The address is that of the connection, or the one that a trusted proxy has named (`trusted_proxies`; uvicorn reads
 # X-Forwarded-For and writes it into the scope). Behind any other proxy all clients are one tenant.
 

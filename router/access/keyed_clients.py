@@ -157,7 +157,7 @@ async def _refuse(
     await send_json(send, status, error_of(scope, status, message, code=code), headers)
 
 
-# ---- What each HTTP request of a key's holder uses: counted by name, paid from the key's tokens, logged if that is set
+# ---- what each HTTP request of a key's holder uses: counted by name, paid from the key's tokens, logged if that is set
 # One HTTP request is one account, which stands in its context, however many requests to the core it makes. Each of them
 # is `metered` before it goes in: what counts its output stands between the core and the answer.
 #

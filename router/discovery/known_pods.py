@@ -301,7 +301,7 @@ def _by_url(workers: Iterable[WorkerAddress]) -> dict[str, WorkerAddress]:
     return found
 
 
-# ---- Which workers a router dials in a fleet that is too large for every router to dial every worker -----------------
+# ---- which workers a router dials in a fleet that is too large for every router to dial every worker -----------------
 # The fleet is divided into cells of prefill and decode workers that serve together, as few as the size of a cell
 # allows. A router serves one cell or a few, and sees no other worker. Every router works that out by itself, from the
 # names of the workers and routers that it knows; there is nothing to agree on.

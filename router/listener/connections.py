@@ -248,7 +248,7 @@ def _beyond_reserve(transport: asyncio.Transport) -> bool:
     return int(accepted.fileno()) >= most - min(DESCRIPTOR_RESERVE, most // 4)
 
 
-# ---- Which client connections have a place, and which one goes when a newer one needs it. No sockets, no clock -------
+# ---- which client connections have a place, and which one goes when a newer one needs it. No sockets, no clock -------
 # A connection counts for a *holder*: the address that it comes from, or, once a valid API key has come on it, that key.
 # Those of keys have places of their own, up to KEYED_SHARE of all. A connection waits while no whole request of it is
 # under way, and only one that waits is displaced: the one that has waited longest, of the holder with the most of

@@ -319,7 +319,7 @@ def _typed(tool: Any) -> Any:
     return tool if isinstance(properties, dict) else {}
 
 
-# ---- How many tokens of an answer are thoughts: those with text that the answer's parser finds between the marks -----
+# ---- how many tokens of an answer are thoughts: those with text that the answer's parser finds between the marks -----
 # A token with the end of a mark and the beginning of a thought counts, one with no more than a mark's text does not.
 # What a parser holds back, as it may be the beginning of a mark, counts once that is known; so does half a character. A
 # token without text counts with the thought that comes behind it.

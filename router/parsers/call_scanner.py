@@ -244,7 +244,7 @@ def _string(text: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# ---- The text of a custom tool out of the arguments of its call, while they come -------------------------------------
+# ---- the text of a custom tool out of the arguments of its call, while they come -------------------------------------
 #     {"input": "*** Begin Patch\n…"}    the text is the string, without its escapes
 #     "*** Begin Patch\n…"               … as some models write it
 #     anything else                      the text of an object's one string, else what stands there; told at its end

@@ -188,7 +188,7 @@ def replace_all(text: str, names: Mapping[str, str]) -> str:
     return re.sub("|".join(map(re.escape, longest_first)), lambda match: names[match[0]], text)
 
 
-# ---- A time limit for work in a thread: a chat template may loop without end, and its thread would be lost -----------
+# ---- a time limit for work in a thread: a chat template may loop without end, and its thread would be lost -----------
 # Work that is late is ended by an exception that is raised in its thread (`PyThreadState_SetAsyncExc`), between two
 # instructions of Python, so it ends loops of a template, but not one long call into C. Who raises it is a watching
 # thread, which lives while something runs.

@@ -119,7 +119,7 @@ def _shortened(message: str) -> str:
     return message if len(message) <= ERROR_LENGTH else message[: ERROR_LENGTH - 1] + "…"
 
 
-# ---- How large a grammar may be, counted in its text before any library reads it -------------------------------------
+# ---- how large a grammar may be, counted in its text before any library reads it -------------------------------------
 # llguidance bounds what it builds by fuel. But some of its work grows with the square of what a text names, and a chain
 # of rules is followed by recursion. Counting is iterative and takes a millisecond, so no text can be too deep for it.
 

@@ -248,7 +248,7 @@ def _columns(character: str) -> int:
     return 2 if east_asian_width(character) in "WF" else 1
 
 
-# ---- A conversation with a router over HTTP: turns go out, text comes back while it is generated ---------------------
+# ---- a conversation with a router over HTTP: turns go out, text comes back while it is generated ---------------------
 # The standard library is enough, so that whoever has the command has this, too: no package of a role is needed.
 
 

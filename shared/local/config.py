@@ -338,7 +338,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# ---- Flags of other servers' command lines, and what to type or to know instead: those that users bring along --------
+# ---- flags of other servers' command lines, and what to type or to know instead: those that users bring along --------
 # From `vllm serve`, `sglang.launch_server` and `llama-server`, as of 2026. What means the same here is an alias in
 # `LocalConfig`; what stands here is refused with the answer, and never taken for a slip in one of our own.
 

@@ -283,7 +283,7 @@ def near_miss(word: str, known: Iterable[str], otherwise: str = "; --help lists 
     return f"; did you mean {close[0]}?" if close else otherwise
 
 
-# ---- Settings and values that have other names now, or have gone. An old name is refused in a sentence that says which
+# ---- settings and values that have other names now, or have gone. An old name is refused in a sentence that says which
 # An old name would else be an unknown flag, or a variable that is only warned of, while the process runs with a
 # default. The three tables are all that is needed here. The chart has the same names in `templates/_renames.tpl`, and a
 # test gives it each of them. An entry may go when nobody upgrades from a release that had the old name.

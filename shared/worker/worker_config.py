@@ -181,7 +181,7 @@ class WorkerConfig(ProcessConfig):
         return self.model_copy(update={**unset, "device": device})
 
 
-# ---- Settings of a worker that computes prompts: its queue, and how it is ordered ------------------------------------
+# ---- settings of a worker that computes prompts: its queue, and how it is ordered ------------------------------------
 
 
 class PromptConfig(WorkerConfig):

@@ -323,7 +323,7 @@ def _seed_of(key_name: str, idempotency_key: str) -> int:
     return int.from_bytes(_digest(key_name.encode(), idempotency_key.encode("latin-1"))[:8]) >> 1
 
 
-# ---- Ids of the events of a stream: how much of it a client has, and a signed ticket that tells any router the rest --
+# ---- ids of the events of a stream: how much of it a client has, and a signed ticket that tells any router the rest --
 #     id: 120r30,95f.kpKyZjEyZTMxZWM…
 #         │      │  └ the ticket: whose answer it is, its seed, and the digest of the request; the same in all events
 #         │      └ 95 characters of the second choice, which is finished

@@ -145,7 +145,7 @@ def _response_format(asked: FormatFields | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"type": "json_schema", "json_schema": schema}))
 
 
-# ---- The tools of a Messages request, as a chat has them -------------------------------------------------------------
+# ---- the tools of a Messages request, as a chat has them -------------------------------------------------------------
 #     type                              becomes
 #     custom, or none                   a function
 #     bash, text_editor, memory         a function with the schema that Anthropic documents

@@ -236,7 +236,7 @@ def chat_options(
     )
 
 
-# ---- Tools in words: for chat templates that know neither tools, nor their calls, nor their results ------------------
+# ---- tools in words: for chat templates that know neither tools, nor their calls, nor their results ------------------
 # The system message describes the tools, an assistant's calls become its text as the model shall write them, and a
 # tool's result is a message of the user.
 

@@ -213,7 +213,7 @@ def _response_format(text: TextFields | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({"type": "json_schema", "json_schema": given}))
 
 
-# ---- The items of a Responses request become the messages of a chat --------------------------------------------------
+# ---- the items of a Responses request become the messages of a chat --------------------------------------------------
 #     message                                           a message of its role
 #     function_call, custom_tool_call                   a call in the assistant's message
 #     function_call_output, custom_tool_call_output     a message of role tool

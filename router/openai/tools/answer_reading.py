@@ -118,7 +118,7 @@ def _strict(reader: AnswerFormatReader) -> AnswerFormatReader:
     return reader.strict
 
 
-# ---- The grammar of an answer that calls tools, and of one that stands behind thoughts -------------------------------
+# ---- the grammar of an answer that calls tools, and of one that stands behind thoughts -------------------------------
 # A call that the request forces is written as the model's format writes calls, or as Hermes does where that is no JSON,
 # and so is a strict one, if the model begins it with Hermes' mark:
 #

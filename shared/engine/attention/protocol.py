@@ -13,7 +13,7 @@ from shared.engine.checkpoint.kv_cache import INVALID_PAGE
 from shared.engine.streams import Mark
 from shared.primitives.errors import InvariantError
 
-# ---- What a step asks of attention: a ragged, packed batch over a paged cache, in FlashInfer's own arrays ------------
+# ---- what a step asks of attention: a ragged, packed batch over a paged cache, in FlashInfer's own arrays ------------
 #     request            0        1    2              positions are absolute: a request's rows are its last ones
 #     rows               0 1 2  | 3  | 4 5            qo_indptr   [0, 3, 4, 6]
 #     pages              7 2    | 9  | 4              kv_indptr   [0, 2, 3, 4], kv_indices [7, 2, 9, 4]

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from shared.engine.model.ops import Linear
 from shared.engine.sampling.sampler import nucleus_floor
 
-# ---- Linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
+# ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
 # two rows up: it blocks over the inputs in a fixed order and never splits a sum between threads. A single row is
 # another kernel (it splits sums over more than 1,024 inputs), so one row is computed as two. MKL's sgemm behind

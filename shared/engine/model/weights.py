@@ -150,7 +150,7 @@ def _hash_samples(path: Path, digest: hashlib.blake2b) -> None:
             digest.update(file.read(_SAMPLE_BYTES))
 
 
-# ---- Weights by the names and shapes that a decoder asks for, whatever its family calls them -------------------------
+# ---- weights by the names and shapes that a decoder asks for, whatever its family calls them -------------------------
 # Two things differ between families. Phi-3 stores q, k and v as one weight, and gate and up as one: a part is cut out
 # of it here. And the names of norms say where a layer has them, not what they are: `post_attention_layernorm` is the
 # norm before the MLP in Llama, and the one behind attention in Gemma 2.

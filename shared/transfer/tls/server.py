@@ -227,7 +227,7 @@ class TlsHolder:
             log.warning("transfer.connection_failed", error=repr(error), times=times)
 
 
-# ---- The listening end of the TLS transport: takes connections, and lets in those that prove a worker's key ----------
+# ---- the listening end of the TLS transport: takes connections, and lets in those that prove a worker's key ----------
 # A stranger costs a socket and a TLS state, and no thread. At most `HANDSHAKES_MAX` handshakes are under way; one more
 # ends the oldest, so strangers that wait keep nobody out. Each must be over within `HANDSHAKE_SECONDS_MAX`.
 #

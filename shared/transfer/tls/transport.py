@@ -79,7 +79,7 @@ class TlsOffer:
         self._server.close()
 
 
-# ---- The reading end of the TLS transport: one generation of reads, closed as a whole. Implements `Reader` -----------
+# ---- the reading end of the TLS transport: one generation of reads, closed as a whole. Implements `Reader` -----------
 # Each peer, which is the identity of a holder, has a connection and a thread. The thread takes the reads posted for it
 # in order: ask, then open the portions straight into page memory; into a device's memory by way of a scratch buffer,
 # from which they are copied at once. `state` only looks. `close` cuts the connections and waits for the threads:
