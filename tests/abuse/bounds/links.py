@@ -46,7 +46,7 @@ LINK_BOUNDS = (
         "CAUSES_MAX",
         "counted as other",
         "256 names; one line for the 1st, 2nd, 4th, 8th time",
-        f"{UNIT}/test_tally.py::test_the_causes_that_are_told_apart_are_bounded",
+        f"{UNIT}/test_primitives.py::test_the_causes_that_are_told_apart_are_bounded",
         place="shared.primitives.tally",
     ),
     # peers

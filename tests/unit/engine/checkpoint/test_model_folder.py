@@ -15,8 +15,11 @@ from shared.engine.checkpoint.model_config import parse_model_config, read_eos_t
 from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.engine import load
+from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import model_fingerprint
 from shared.primitives.errors import ConfigError, ModelError
+from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights, Published
 from tests.unit.engine.tiny_models import tiny_model
 
 LLAMA: dict[str, Any] = {
@@ -292,3 +295,28 @@ def test_a_loaded_engine_says_what_it_is(tmp_path: Path) -> None:
         "10 KV pages of 16 tokens (as configured), context 160 tokens (all that the pages hold)"
         in engine.description
     )
+
+
+# ---- the configs of published models are read as their authors mean them ---------------------------------------------
+
+
+@pytest.mark.parametrize("published", PUBLISHED.values(), ids=PUBLISHED)
+def test_a_published_config_is_read(published: Published, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published.config))
+    config = read_model_config(tmp_path)
+    assert config.parameters == published.parameters
+    assert config.heads == published.group * config.kv_heads
+    assert set(config.windows) == {published.window}
+    assert config.head_dim == (64 if config.hidden_size == 576 else 128)
+    weights = MetaWeights()
+    DecoderModel(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16)
+    assert sum(weights.taken.values()) == published.parameters, "what is loaded is what is planned for"
+
+
+def test_rope_is_scaled_where_the_config_says_so() -> None:
+    scaled = [
+        name
+        for name, each in PUBLISHED.items()
+        if any(rope and rope.scaling for rope in parse_model_config(each.config).ropes)
+    ]
+    assert scaled == ["Llama-3.1-8B"]

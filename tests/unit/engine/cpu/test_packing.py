@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ from shared.engine.gguf.packing import (
 )
 from shared.primitives.errors import ModelError
 from tests.unit.engine.cpu.random_blocks import odd_rows
+from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
+from tests.unit.engine.product import KINDS, Product, packed_weight
 
 NARROW: tuple[Kind, ...] = ("q8_0", "q4_0", "q4_1")
 QUANTIZED: tuple[Kind, ...] = (*NARROW, "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
@@ -244,3 +246,37 @@ def test_a_weight_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert file is not None
     with pytest.raises(ModelError, match=r"no packed weight named b"):
         file.take("b")
+
+
+# ---- the compiled product of rows and a matrix: right, and for each row the same bits whatever rows come with it -----
+
+
+OUTPUTS, BLOCKS = 200, 3  # partial panels
+ROWS_MAX = 121  # one more than a block of rows
+ROWS = (*range(1, 65), 119, 120, ROWS_MAX)
+
+
+@pytest.fixture(scope="module", params=COMPILED_KERNELS)
+def product(request: pytest.FixtureRequest) -> Iterator[Product]:
+    skip_unless_runnable(request.param)
+    product = Product(request.param, threads=2)
+    yield product
+    product.close()
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_among_any_others(product: Product, kind: Kind, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(7)
+    inputs = BLOCKS * block_inputs(kind)
+    packed = packed_weight(kind, OUTPUTS, inputs, generator)
+    x = torch.randn(ROWS_MAX, inputs, generator=generator)
+    bias = torch.randn(OUTPUTS, generator=generator) if biased else None
+    alone = torch.cat([product(x[row : row + 1], kind, packed, OUTPUTS, bias) for row in range(ROWS_MAX)])
+    weight = unpack(kind, packed, OUTPUTS, inputs)
+    exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert (alone - exact).abs().max() < 1e-5 * exact.abs().max()
+    for rows in ROWS:
+        assert torch.equal(product(x[:rows], kind, packed, OUTPUTS, bias), alone[:rows]), rows
+        last = x[-rows:].contiguous()
+        assert torch.equal(product(last, kind, packed, OUTPUTS, bias), alone[-rows:]), rows

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from router.text.split_points import SLICE_BYTES, NoSplitPointError, SplitPoints, find_split_points
+from router.text.tokenizer import CHARS_PER_TOKEN, Tokenizer, TooLongError
 from tests.unit.router.tokenizer_shapes import CORPUS, CUTTABLE, shaped, superwords
 
 WORDS = [word for line in CORPUS for word in line.split()]
@@ -24,12 +27,12 @@ PARTS = (
 TEXTS = st.lists(PARTS, max_size=80).map("".join)
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+def encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
-def split_points_of(tokenizer: Tokenizer) -> SplitPoints:
+def split_points_of(tokenizer: tokenizers.Tokenizer) -> SplitPoints:
     added = tokenizer.get_added_tokens_decoder()
     vocabulary = [[token_id] for token_id in tokenizer.get_vocab().values() if token_id not in added]
     return find_split_points(
@@ -105,3 +108,24 @@ def test_a_long_word_without_a_seam_is_refused_with_its_bound() -> None:
     with pytest.raises(NoSplitPointError) as caught:
         list(SPLIT_POINTS["gpt2"].slices("7" * 101, 100))
     assert caught.value.chars == 100
+
+
+# ---- a text that is too long costs no more than what shows it --------------------------------------------------------
+
+
+def test_a_text_is_tokenized_only_until_there_are_too_many_tokens(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(model_folder, template_seconds_max=5)
+    tokenized: list[int] = []  # characters
+    encode_once = tokenizer._encode_once
+
+    def count(text: str, backend: Any = None) -> list[int]:
+        tokenized.append(len(text))
+        return encode_once(text, backend)
+
+    monkeypatch.setattr(tokenizer, "_encode_once", count)
+    tokens_max = 100
+    with pytest.raises(TooLongError):
+        tokenizer.encode("fox " * 100_000, tokens_max=tokens_max)
+    assert 0 < sum(tokenized) <= 2 * CHARS_PER_TOKEN * tokens_max

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
+from router.config import RouterConfig
 from router.openai.prompts.chat_messages import without_late_system
+from router.openai.prompts.prompts import Prompts
 from tests.unit.router.conftest import Routers
 from tests.unit.router.openai.messages.claude_code import claude_code_body
 from tests.unit.router.openai.tools.agents import CITY_MODEL, CITY_TEMPLATE, CONTEXT_LEN
@@ -67,3 +72,35 @@ def test_a_template_that_refuses_them_serves_claude_code_and_chats(routers: Rout
 
 def test_a_template_that_takes_them_is_given_them(routers: Routers) -> None:
     assert routers(CITY_MODEL).tokenizer.takes_late_system
+
+
+# ---- a prompt that is refused is freed with its answer: no cycle keeps it until the garbage collector comes by -------
+
+
+class Prompt:
+    """What the work holds."""
+
+
+async def refused(prompts: Prompts) -> weakref.ref[Prompt]:
+    prompt = Prompt()
+
+    def work(prompt: Prompt = prompt) -> None:
+        raise ValueError(f"{prompt} is too long")
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError("the client stays")
+
+    with pytest.raises(ValueError, match="too long"):
+        await prompts.run("tenant", receive, work)
+    return weakref.ref(prompt)
+
+
+def test_a_refused_prompt_is_freed_at_once() -> None:
+    prompts = Prompts(None, RouterConfig())  # type: ignore[arg-type]
+    gc.disable()
+    try:
+        assert asyncio.run(refused(prompts))() is None
+    finally:
+        gc.enable()
+        prompts.close()
