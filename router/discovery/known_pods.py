@@ -335,8 +335,8 @@ def workers_of(
 
 
 def cells_of(prefill: int, decode: int, size_max: int) -> int:
-    """How many cells a fleet is divided into; more than one only if each has both roles."""
-    most = max(1, min(prefill, decode))
+    """How many cells a fleet is divided into; more than one only if each has both roles, or all are decode workers."""
+    most = max(1, min(prefill, decode) if prefill else decode)
     return next((n for n in range(1, most) if -(-prefill // n) + -(-decode // n) <= size_max), most)
 
 

@@ -51,6 +51,14 @@ def test_every_cell_has_both_roles_and_no_more_workers_than_allowed(
         assert count == 1
 
 
+@given(COUNTS, st.integers(1, 12), SIZES)
+def test_decode_workers_alone_are_divided_by_themselves(decode: int, routers: int, size_max: int) -> None:
+    count = cells_of(0, decode, size_max)
+    assert count == min(decode, max(1, -(-decode // size_max)))
+    found = dialed([], named("d", decode), named("r", routers), size_max)
+    assert {name for names in found.values() for name in names} == set(named("d", decode))
+
+
 @given(COUNTS, COUNTS, st.integers(1, 12), SIZES)
 def test_two_routers_dial_each_worker_and_every_router_dials_both_roles(
     prefill: int, decode: int, routers: int, size_max: int
