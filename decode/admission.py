@@ -227,7 +227,11 @@ class Admission:
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps, longest = self.steps_until_landed if reqs else 0, 0
         for req in reqs:
-            growing_from = max(req.launched_len, len(req.token_ids) - 1)
+            growing_from = (
+                req.launched_len
+            )  # but for a prompt that is computed; a call for each would be dear
+            if growing_from < len(req.token_ids) - 1:
+                growing_from = req.growing_from
             if req.final_kv_len > longest and growing_from + steps > longest:
                 longest = min(req.final_kv_len, growing_from + steps)
         return max(pages, self._memory.pages_for(longest))

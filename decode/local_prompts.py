@@ -79,12 +79,12 @@ class LocalPrompts:
     @property
     def served(self) -> list[Req]:
         """Requests whose first token is not known."""
-        return [req for req, prompt in self._prompts.items() if prompt.samples]
+        return [req for req, prompt in self._prompts.items() if prompt.samples] if self._prompts else []
 
     @property
     def recomputed(self) -> list[Req]:
         """Requests that were retracted and are computed again."""
-        return [req for req, prompt in self._prompts.items() if not prompt.samples]
+        return [req for req, prompt in self._prompts.items() if not prompt.samples] if self._prompts else []
 
     @property
     def tokens_left(self) -> int:

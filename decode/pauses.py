@@ -28,6 +28,9 @@ class Pauses:
 
     def tell(self, paused: Iterable[Req], now: float) -> None:
         """Send what is due of `paused`, all that are retracted now."""
+        paused = list(paused)
+        if not (paused or self._due):
+            return
         due = {
             req: self._due.get(req, now) for req in paused if self._sessions.understands(req.router, Paused)
         }

@@ -204,7 +204,7 @@ class Retraction:
                 for req, length in self._returned.items()
                 if req.output_len == length and req.state in _RETURNED
             }
-        self.turns.look(running if self.active else (), self.line, self.count)
+        self.turns.look(running, self.line, self.count)
 
     def take_turns(self, running: Collection[Req], present: Collection[Req], *, has_slot: bool) -> list[Req]:
         """Retract those whose turn is over, until the first in line fits beside the others; none if it would not fit.

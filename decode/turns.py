@@ -44,6 +44,8 @@ class Turns:
 
     def look(self, running: Iterable[Req], waiting: Iterable[Req], out: int) -> None:
         """Note who runs and who waits now; `out` have been retracted and have not returned. 0 ends all turns."""
+        if not (out or self._out):
+            return  # as nearly always
         self._out = out
         if not out:
             self._returns, self._return_seconds, self._most_running = 0, 0.0, 0
