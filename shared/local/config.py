@@ -108,9 +108,14 @@ class LocalConfig(Settings):
     prefill: Count = Field(
         default=1,
         le=64,
-        description="Number of prefill processes. 0: decode processes compute prompts, too.",
+        description="Number of prefill processes. 0: decode processes compute prompts, too; so it is on a machine with "
+        "GPUs unless it is given.",
     )
-    decode: PositiveInt = Field(default=1, le=64, description="Number of decode processes.")
+    decode: PositiveInt = Field(
+        default=1,
+        le=64,
+        description="Number of decode processes. On a machine with GPUs one for each that is left.",
+    )
     max_total_tokens: Count = Field(
         default=12_288,
         description="Tokens of KV that each worker keeps, but never less than one full context. 0: what memory allows.",
@@ -165,6 +170,13 @@ class LocalSettings:
     config: LocalConfig
     roles: dict[str, RoleSettings]
     ignored: list[str] = field(default_factory=list)  # keys of the file that mean nothing on one machine
+
+    @property
+    def decode_computes_prompts(self) -> bool:
+        """Whether decode workers compute prompts where there is no prefill worker."""
+        router, decode = self.roles["router"].config, self.roles["decode"].config
+        never = isinstance(router, RouterConfig) and router.local_prefill == "never"
+        return not never and (not isinstance(decode, DecodeConfig) or decode.local_tokens_max > 0)
 
     @property
     def api_keys_file(self) -> str:

@@ -16,6 +16,7 @@ import errno
 import os
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, context_bound
@@ -28,6 +29,7 @@ from shared.local.children import HOST, Child, ChildProcesses
 from shared.local.config import LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
+from shared.local.shapes import described, gpu_of, gpus_of, shape_of
 from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.listening import is_loopback
@@ -44,6 +46,8 @@ WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks
 
 def up(settings: LocalSettings, console: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
+    gpus = [] if settings.config.device in ("cpu", "cuda-on-cpu") else gpus_of(os.environ)
+    settings, shape = shaped(settings, len(gpus))
     config = settings.config
     if config.device == "cuda" and not NVIDIA.exists():
         raise StartError(
@@ -53,6 +57,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     for sentence in unknown_everywhere(os.environ):
         console.print_line(sentence)
+    if shape:
+        console.print_line(shape)
     with contextlib.ExitStack() as stack:
         host = router_host(settings)
         router_port = stack.enter_context(_reserved(config.router_port, "--router-port", host))
@@ -84,6 +90,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             [*common, *ports, *_alias_flags(config.model, name), "--workers", addresses],
             environment_of("router", os.environ),
         )
+        for number, worker in enumerate(workers):
+            worker.environment = {**worker.environment, **gpu_of(gpus, number)}
         children = [router, *workers]
         for child in children:
             descriptor = keys["router" if child is router else "worker"]
@@ -96,6 +104,20 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             console.print_line("the API is open to the network, without authentication: see --api-key")
         service = Service(f"{_reachable(host)}:{router_port}", router.admin_address, name, has_keys)
         ChildProcesses(children, console, service).run()
+
+
+def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
+    """The settings with the numbers of processes for so many GPUs, and what to say of them; empty: nothing."""
+    config, given = settings.config, settings.config.model_fields_set
+    shape = shape_of(
+        gpus,
+        config.prefill if "prefill" in given else None,
+        config.decode if "decode" in given else None,
+        whole=settings.decode_computes_prompts,
+    )
+    chosen = config.model_copy(update=shape._asdict())
+    described_here = described(gpus, shape) if gpus and not given >= {"prefill", "decode"} else ""
+    return replace(settings, config=chosen), described_here
 
 
 def _alias_flags(model: str, name: str) -> list[str]:

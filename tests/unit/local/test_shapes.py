@@ -1,0 +1,62 @@
+"""How many processes `segue up` starts on a machine with so many GPUs, and which of them each may use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shared.local.config import load_local
+from shared.local.shapes import gpu_of, gpus_of, shape_of
+from shared.local.up import shaped
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "shape"),
+    [
+        (0, [], (1, 1)),
+        (0, ["--prefill", "0"], (0, 1)),
+        (1, [], (0, 1)),
+        (1, ["--prefill", "1"], (1, 1)),
+        (1, ["--decode", "2"], (0, 2)),
+        (4, [], (0, 4)),
+        (4, ["--prefill", "1"], (1, 3)),
+        (4, ["--prefill", "2", "--decode", "2"], (2, 2)),
+        (2, ["--local-prefill", "never"], (1, 1)),
+        (1, ["--local-tokens-max", "0"], (1, 1)),
+    ],
+)
+def test_the_shape_follows_the_gpus_unless_it_is_given(
+    gpus: int, flags: list[str], shape: tuple[int, int]
+) -> None:
+    settings, said = shaped(load_local(flags, {}), gpus)
+    assert (settings.config.prefill, settings.config.decode) == shape
+    given = {flag for flag in flags if flag in ("--prefill", "--decode")}
+    assert bool(said) == (gpus > 0 and len(given) < 2)
+
+
+def test_one_gpu_is_told_in_a_sentence_how_to_divide_it() -> None:
+    _, said = shaped(load_local([], {}), 1)
+    assert said == "one GPU: one process computes prompts and streams; --prefill 1 divides it"
+    _, said = shaped(load_local([], {}), 4)
+    assert said == "4 GPUs: 0 prefill and 4 decode processes; --prefill and --decode change that"
+
+
+def test_gpus_are_the_devices_of_the_driver_that_may_be_used(tmp_path: Path) -> None:
+    assert gpus_of({}, tmp_path) == []
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path) == []
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert gpus_of({}, tmp_path) == ["0", "2", "10"]
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": "2, GPU-7"}, tmp_path) == ["2", "GPU-7"]
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+def test_each_worker_has_a_gpu_of_its_own_while_there_are_several() -> None:
+    assert [gpu_of(["0", "GPU-7"], number) for number in range(3)] == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-7"},
+        {"CUDA_VISIBLE_DEVICES": "0"},
+    ]
+    assert gpu_of(["0"], 1) == gpu_of([], 1) == {}
+    assert shape_of(2, None, None, whole=True) == (0, 2)
