@@ -94,9 +94,8 @@ class KeyRing:
                 keys = await asyncio.to_thread(parse_keys, content)
             except ValueError as error:
                 self._keep_former(str(error))
-            except (
-                Exception
-            ) as error:  # whatever it is, the next look may go well, and a revocation must count
+            except Exception as error:
+                # whatever it is, the next look may go well, and a revocation must count
                 self._keep_former(f"gave {type(error).__name__}")
             else:
                 self._content, self._keys, self._trouble = content, keys, ""

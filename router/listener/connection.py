@@ -30,9 +30,8 @@ from router.request_context import KEY, RequestContext
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-AHEAD_BYTES_MAX = (
-    16 << 10
-)  # of later requests that are read before the current one is answered; then reading pauses
+# of later requests that are read before the current one is answered; then reading pauses
+AHEAD_BYTES_MAX = 16 << 10
 AHEAD_SECONDS_MAX = 1.0  # reading pauses, and so a hang-up goes unnoticed, for at most this long
 LINGER_SECONDS = (
     2.0  # what comes after an error is discarded: closing on unread bytes would destroy the answer

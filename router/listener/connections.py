@@ -35,12 +35,10 @@ from shared.primitives.tally import is_worth_a_line
 
 CHECK_SECONDS = 0.25  # between two looks at the deadlines
 DESCRIPTOR_RESERVE = 256  # of RLIMIT_NOFILE: three for each dial of a worker, and some for discovery
-HELD_BYTES_MAX = (
-    64 << 20
-)  # heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
-UNREAD_BYTES_MAX = (
-    64 << 20
-)  # of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
+# heads that are incomplete, and what was sent ahead; 2,000 connections with 32 KiB each
+HELD_BYTES_MAX = 64 << 20
+# of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
+UNREAD_BYTES_MAX = 64 << 20
 UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 CROWDED_SHARE = 3 / 4  # of connections_max: from there on silent ones have less time

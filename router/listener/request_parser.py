@@ -21,9 +21,8 @@ Headers = list[tuple[bytes, bytes]]
 HEAD_BYTES_MAX = 64 << 10  # 431; four times what browsers and proxies send
 HEADERS_MAX = 128  # 431; a header costs 130 bytes in Python, however short it is
 URL_BYTES_MAX = 8 << 10  # 414; paths of the API have 100 bytes
-FRAMING_BYTES_MAX = (
-    64 << 10
-)  # 400; chunk sizes, extensions and trailers between two bytes of a body, or after the last
+# 400; chunk sizes, extensions and trailers between two bytes of a body, or after the last
+FRAMING_BYTES_MAX = 64 << 10
 CHUNKED_READ_BYTES = 16 << 10  # of a chunked body at once; framing is judged between two of these
 EMPTY_LINE = b"\r\n\r\n"
 

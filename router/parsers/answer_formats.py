@@ -78,9 +78,8 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
 class AnswerFormat:
     """One way to write thoughts and calls; with neither, an answer is text."""
 
-    fields: Mapping[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # of a response template, but `content`
+    # of a response template, but `content`
+    fields: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     anchor: Mapping[str, Any] = field(default_factory=lambda: {"start_anchor_pattern": _ANCHOR})
     body: Body = "value"
     body_end: str = ""

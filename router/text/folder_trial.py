@@ -78,9 +78,8 @@ def try_folder(folder: Path, template_seconds_max: float) -> None:
     sentence = child.stdout.decode(errors="replace").strip()
     if sentence and child.returncode == 1:
         raise ModelError(json.loads(sentence))
-    raise ModelError(
-        _too_much_memory(folder, memory)
-    )  # tokenizers and Python end a process that gets no memory
+    # tokenizers and Python end a process that gets no memory
+    raise ModelError(_too_much_memory(folder, memory))
 
 
 def _too_much_memory(folder: Path, memory: int) -> str:

@@ -23,9 +23,8 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import product
 
-SLICE_BYTES = (
-    256 << 10
-)  # of UTF-8 in one call of the tokenizer: at most 54 MiB, measured with the dearest characters
+# of UTF-8 in one call of the tokenizer: at most 54 MiB, measured with the dearest characters
+SLICE_BYTES = 256 << 10
 TAIL_CHARS = 1024  # a seam is looked for here first: most texts have one
 
 Encode = Callable[[str], list[int]]

@@ -66,9 +66,8 @@ class Authenticator:
                 self._fail(error)
                 admitted = False
             status = [b"200", b"OK", b"router"] if admitted else [b"400", b"no access", b""]
-            self.zap_socket.send_multipart(
-                [*request[:2], *status, b""]
-            )  # always: without it none is asked again
+            # always: without it none is asked again
+            self.zap_socket.send_multipart([*request[:2], *status, b""])
 
     def observe(self) -> None:
         """Count the connections that ended before ZMQ would ask about them, so many in one turn."""

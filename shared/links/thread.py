@@ -127,9 +127,8 @@ class ThreadedLinks:
         self._turned_at = clock()
         self._inbox = Inbox(settings, on_ready)
         self._outbox = Outbox(settings.unsent_bytes_max)
-        self._not_understood: set[str] = (
-            set()
-        )  # messages that were not sent, since their peers do not know them
+        # messages that were not sent, since their peers do not know them
+        self._not_understood: set[str] = set()
         self._received_bytes = 0  # of the end, when it was last looked at
         self._commands: deque[Command] = deque()
         self._closing = False

@@ -51,9 +51,8 @@ class AdminPage:
     body: bytes
 
 
-AnswerPath = Callable[
-    [str], Awaitable[AdminPage]
-]  # a path without its query → its page; called on the port's thread
+# a path without its query → its page; called on the port's thread
+AnswerPath = Callable[[str], Awaitable[AdminPage]]
 
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
 _ONLY_READING = AdminPage(405, "text/plain", b"only GET and HEAD\n")

@@ -301,9 +301,8 @@ FORMER_VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_transport": {"sealed": "tls"}
 }  # field → old value → new value
 
-Spelling = Callable[
-    [str], str
-]  # a field's name as it is written in one place: `flag_of`, `variable_of`, `to_camel`
+# a field's name as it is written in one place: `flag_of`, `variable_of`, `to_camel`
+Spelling = Callable[[str], str]
 
 
 def refuse_old_names(given: Container[str], known: Container[str], spell: Spelling, place: str = "") -> None:

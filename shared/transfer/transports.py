@@ -26,10 +26,8 @@ from shared.transfer.ucx import LOOPBACK
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
 _SIOCGIFADDR = 0x8915
-_ELSEWHERE = (
-    (socket.AF_INET, "192.0.2.1"),
-    (socket.AF_INET6, "2001:db8::1"),
-)  # of documentation: nobody is there
+# of documentation: nobody is there
+_ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,8 @@ from shared.primitives.errors import TransferError
 
 WITHOUT_TCP = "^tcp"
 LOOPBACK = "lo"
-SHARED_MEMORY = (
-    "POSIX",
-    "SYSV",
-    "CMA",
-)  # UCX's transports within a machine; alone they must notice lost peers
+# UCX's transports within a machine; alone they must notice lost peers
+SHARED_MEMORY = ("POSIX", "SYSV", "CMA")
 LOG_LINK = "/proc/self/fd/"
 READ_TABLE = re.compile(r"remote memory read by ucp_get")
 LAST_RANGE = re.compile(r"\.\.inf\s*\|[^|]*\|\s*([^|]*?)\s*\|")

@@ -189,10 +189,8 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallRouter]:
     with workers_of(root / "keys" / "worker.pem") as workers, router_of(root, workers) as (port, pid):
         small = SmallRouter(port, pid, ProbingClient(port))
         try:
-            for asked in (
-                completion(10, **ALL_REPORTED),
-                chat(tools=[TOOL]),
-            ):  # what it loads first is not counted
+            # what it loads first is not counted
+            for asked in (completion(10, **ALL_REPORTED), chat(tools=[TOOL])):
                 assert small.status_of(asked) == 200
             yield small
         finally:

@@ -26,9 +26,8 @@ MESSAGES: tuple[Endpoint, ...] = ("messages",)
 BOTH: tuple[Endpoint, ...] = ("chat", "completions")
 ALL: tuple[Endpoint, ...] = (*BOTH, *RESPONSES)
 
-Remarks = Mapping[
-    str, str | tuple[str, tuple[Any, ...]]
-]  # by the field's name; a tuple has neutral values, too
+# by the field's name; a tuple has neutral values, too
+Remarks = Mapping[str, str | tuple[str, tuple[Any, ...]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,8 @@ SMALL_FIELDS_BYTES_MAX = 512 << 10  # 16 stop strings of 1,024 characters that a
 NEUTRAL_BYTES_MAX = 64
 NAMES_MAX = 16_384  # of a body whose unknown names are looked at: they take 4 MB while they are
 LARGE_FIELDS = ("prompt", "messages", "input", "system")  # they have bounds of their own
-OTHER_ENDPOINTS = (
-    "messages",
-    "tools",
-    "functions",
-)  # without these a client would be answered another question
+# without these a client would be answered another question
+OTHER_ENDPOINTS = ("messages", "tools", "functions")
 
 FieldsT = TypeVar("FieldsT", bound=msgspec.Struct)
 _ABSENT = msgspec.Raw(b"null")

@@ -96,9 +96,8 @@ class Prompts:
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         running.add_done_callback(self._ended)
         try:
-            return await asyncio.shield(
-                running
-            )  # a thread cannot be cancelled: it keeps its slot until it ends
+            # a thread cannot be cancelled: it keeps its slot until it ends
+            return await asyncio.shield(running)
         finally:
             del running  # what `work` raised holds this frame; held in return, the prompt would be a cycle
 

@@ -273,9 +273,8 @@ class FlashInferAttention:
         first, end = run.first, run.end
         qo_indptr = self._starts[first + index : end + index + 1]  # a run has an entry more than requests
         rows = host.qo_indptr.numpy()
-        qo_indptr.numpy()[:] = (
-            rows[first : end + 1] - rows[first]
-        )  # its output begins at 0, so its rows have to
+        # its output begins at 0, so its rows have to
+        qo_indptr.numpy()[:] = rows[first : end + 1] - rows[first]
         wrappers = self._prefill(index)
         for window, wrapper in wrappers.items():
             # All but the pages lie on the host, for FlashInfer reads them there; and pinned, for it copies them as if

@@ -57,9 +57,8 @@ def flashinfer_package() -> Any:
 
 def check_version(version: str) -> None:
     """Raises `StartError` for a version of FlashInfer that is known to be bad."""
-    from packaging.specifiers import (
-        SpecifierSet,
-    )  # FlashInfer requires the package: a router need not have it
+    # FlashInfer requires the package: a router need not have it
+    from packaging.specifiers import SpecifierSet
 
     for bad in BAD_VERSIONS:
         if SpecifierSet(bad.versions).contains(version, prereleases=True):

@@ -170,9 +170,8 @@ class BlockedStep:
         by_pair = values.view(pairs, heads, BLOCK, -1)
         by_pair[group.diagonal] = by_pair[group.diagonal].masked_fill_(group.unwritten, 0.0)
         q_pairs = q[group.pair_tiles].view(pairs * heads, -1, self._config.head_dim)
-        scores = soft_cap(
-            torch.bmm(q_pairs, keys), self._config.attention_cap
-        )  # [pairs · kv_heads, TILE · shared, BLOCK]
+        # [pairs · kv_heads, TILE · shared, BLOCK]
+        scores = soft_cap(torch.bmm(q_pairs, keys), self._config.attention_cap)
         mask = group.masks[self._config.windows[layer]]
         by_place = scores.view(pairs, *shape[:-1], BLOCK)
         by_place[mask.pairs] = by_place[mask.pairs].masked_fill_(mask.hidden, -torch.inf)

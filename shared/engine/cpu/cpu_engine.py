@@ -31,9 +31,8 @@ from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits
 
-LoadModel = Callable[
-    [LoadJob, Kernels | None, PackedFile | None, KVCache, int], Model
-]  # the last: tokens of context
+# the last: tokens of context
+LoadModel = Callable[[LoadJob, Kernels | None, PackedFile | None, KVCache, int], Model]
 
 
 def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> Engine:

@@ -95,9 +95,8 @@ class DecodeGraphs:
         padded[:rows] = slots
         starts = np.zeros(bucket.rows + 1, dtype=np.int32)
         np.cumsum(page_counts, out=starts[1 : rows + 1])
-        starts[rows + 1 :] = starts[rows] + np.arange(
-            1, bucket.rows - rows + 1
-        )  # a page for each row of padding
+        # a page for each row of padding
+        starts[rows + 1 :] = starts[rows] + np.arange(1, bucket.rows - rows + 1)
         last_page_len = np.ones(bucket.rows, dtype=np.int32)
         last_page_len[:rows] = (kv_lens - 1) % self._page_size + 1
         self._staging.fix(0, padded)

@@ -115,9 +115,8 @@ def assemble(
         cache,
     )
     width = pages_for_tokens(room.context_len, config.page_size)
-    scores_a_run = max(
-        SCORES_A_RUN, config.slots
-    )  # as many logits as a DECODE step has: memory is set apart for them
+    # as many logits as a DECODE step has: memory is set apart for them
+    scores_a_run = max(SCORES_A_RUN, config.slots)
     capacity = Capacity(config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run)
     device = CudaDevice(parts, capacity, source.eos_token_ids, matchers=source.matchers, on_logits=on_logits)
     return device, cache, room

@@ -117,10 +117,8 @@ def cuda_platform(deterministic: bool) -> Platform:
 
 # ---- is there a GPU that will do? ------------------------------------------------------------------------------------
 CAPABILITY_MIN = (7, 5)  # FlashInfer's
-ALLOCATOR_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)  # torch's name since 2.9, and the one before
+# torch's name since 2.9, and the one before
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def find_gpu() -> tuple[int, int]:
@@ -222,9 +220,8 @@ class FlashInferOps:
 
         torch.topk takes one k for all rows, as a number of the host; sorting 256 rows of 150,000 needs half a GB.
         """
-        kept = self._flashinfer.top_k_mask_logits(
-            logits, top_k
-        )  # the k-th highest, its equals, and above; or -inf
+        # the k-th highest, its equals, and above; or -inf
+        kept = self._flashinfer.top_k_mask_logits(logits, top_k)
         return torch.where(kept == -torch.inf, torch.inf, kept).amin(-1)
 
     def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:

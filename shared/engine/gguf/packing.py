@@ -96,9 +96,8 @@ def pack_wide(wide: WideFormat, blocks: Tensor) -> Tensor:
     halves, scales, values = wide.open(blocks.reshape(-1, wide.stored_bytes))
     halves = halves.view(*by_panel, wide.halves, 2).permute(0, 2, 3, 1, 4).flatten(2)
     scales = scales.view(*by_panel, wide.subs, wide.scales).permute(0, 2, 3, 4, 1).flatten(3)
-    values = values.view(*by_panel, wide.subs, _SUB_INPUTS).permute(
-        0, 2, 3, 4, 1
-    )  # [.., 32 inputs, 16 outputs]
+    # [.., 32 inputs, 16 outputs]
+    values = values.view(*by_panel, wide.subs, _SUB_INPUTS).permute(0, 2, 3, 4, 1)
     nibbles = (values[..., :16, :] & 15) | ((values[..., 16:, :] & 15) << 4)
     parts = [scales, nibbles.flatten(3), *(_plane(values, bit).flatten(3) for bit in range(4, wide.bits))]
     return torch.cat([halves, torch.cat(parts, dim=3).flatten(2)], dim=2).flatten()
@@ -108,9 +107,8 @@ def unpack_wide(wide: WideFormat, packed: Tensor, blocks: int) -> Tensor:
     """The inverse, dequantized: → float32 [panels, blocks * subs, 32, 16]."""
     grouped = packed.view(-1, blocks, _PANEL_OUTPUTS * wide.nbytes)
     halves, subs = torch.split(grouped, [32 * wide.halves, grouped.shape[2] - 32 * wide.halves], dim=2)
-    halves = (
-        halves.reshape(*halves.shape[:2], 1, -1).view(torch.float16).float()
-    )  # [panels, blocks, 1, halves * 16]
+    # [panels, blocks, 1, halves * 16]
+    halves = halves.reshape(*halves.shape[:2], 1, -1).view(torch.float16).float()
     subs = subs.reshape(*subs.shape[:2], wide.subs, -1)
     sizes = [16 * wide.scales, 256, *[64] * (wide.bits - 4)]
     scales, nibbles, *planes = torch.split(subs, sizes, dim=3)

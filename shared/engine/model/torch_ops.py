@@ -72,9 +72,8 @@ class TorchOps:
         """See `Ops`."""
         if weight.is_cuda and weight.dtype != torch.float32:
             return partial(_wide_product, weight)
-        linear = self.linear(
-            weight.float(), None
-        )  # a CPU has no product whose results are wider than its factors
+        # a CPU has no product whose results are wider than its factors
+        linear = self.linear(weight.float(), None)
         return lambda x: linear(x.float())
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -21,9 +21,8 @@ from enum import Enum
 from shared.links.keys import LinkKeys, open_in_memory
 
 KEY_BYTES = 32
-HANDSHAKE_BYTES_MAX = (
-    16 * 1024
-)  # that one end sends the other; certificates of Ed25519 take less than 1 KiB each
+# that one end sends the other; certificates of Ed25519 take less than 1 KiB each
+HANDSHAKE_BYTES_MAX = 16 * 1024
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
 
 

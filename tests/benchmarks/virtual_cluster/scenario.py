@@ -27,9 +27,8 @@ class LoadScenario:
 
     about: str
     runs: Callable[[ScenarioSize], Mapping[str, ClusterShape]]
-    compared: Callable[[Mapping[str, Figures]], Figures] = (
-        lambda _: {}
-    )  # the figures that the scenario is for
+    # the figures that the scenario is for
+    compared: Callable[[Mapping[str, Figures]], Figures] = lambda _: {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,9 +151,8 @@ def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> No
 
 
 def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:
-    conversation = ChatSession(
-        serving.url, options={"max_tokens": 64}
-    )  # else it may talk to the end of its context
+    # else it may talk to the end of its context
+    conversation = ChatSession(serving.url, options={"max_tokens": 64})
     pieces = [*conversation.answer("Tell me a long story about the sea.")]
     assert len(pieces) > 1
     assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"]

@@ -40,10 +40,8 @@ def cut_model() -> Path:
 
 
 def _cut(whole: Path, folder: Path) -> None:
-    from safetensors.torch import (
-        load_file,
-        save_file,
-    )  # torch takes seconds to import, and mostly nothing is to do
+    # torch takes seconds to import, and mostly nothing is to do
+    from safetensors.torch import load_file, save_file
 
     from shared.engine.gguf.packing import PACKED_FILE, PackedFile, write_packed
 

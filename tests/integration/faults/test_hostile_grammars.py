@@ -83,9 +83,8 @@ def test_a_hostile_grammar_is_refused_or_bounded_and_others_stream_on(
 ) -> None:
     assert len(HOSTILE) >= 40
     processes = one_each.processes()
-    assert (
-        ask(one_each.url, {"guided_json": {"type": "object"}})[0] == 200
-    )  # whatever is loaded for the first one
+    # whatever is loaded for the first one
+    assert ask(one_each.url, {"guided_json": {"type": "object"}})[0] == 200
     memory = {process.uid: PeakMemory(process.pid) for process in processes}
     slow: dict[str, float] = {}
     gaps_met: dict[str, float] = {}

@@ -35,9 +35,8 @@ def test_answers_are_those_of_nixl_and_come_over_tls(
 
 
 def test_metrics_name_the_transport(two_over_tls: LocalDeployment) -> None:
-    long_prompt = [
-        "Once upon a time there was " * 60
-    ]  # at least 1 MiB of pages: such a fetch measures its link
+    # at least 1 MiB of pages: such a fetch measures its link
+    long_prompt = ["Once upon a time there was " * 60]
     crowd(two_over_tls.url, long_prompt * 4, 4, max_tokens=2)
     named = [
         name

@@ -19,10 +19,8 @@ GROWTH_BYTES_MAX = 32 << 20
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
 LONG_COMMAND = 0x06  # ZMTP 3.1: eight bytes of length follow
 LONG_MESSAGE = 0x02
-SIZES = (
-    16 << 20,
-    60 << 10,
-)  # of one frame: what a worker took until it was bounded, and what it may take now
+# of one frame: what a worker took until it was bounded, and what it may take now
+SIZES = (16 << 20, 60 << 10)
 
 
 def resident_bytes(pid: int) -> int:

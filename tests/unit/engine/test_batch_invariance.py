@@ -19,13 +19,8 @@ PROMPT = tokens_of(1, 300, VOCAB_SIZE)  # three blocks of attention, the last on
 PAGES = range(22)
 STEPS = 24
 SINGLE = [1] * 20
-ONE_BY_ONE = [
-    *SINGLE,
-    100,
-    *SINGLE,
-    140,
-    *SINGLE,
-]  # at the beginning, across a border of blocks and at the end
+# at the beginning, across a border of blocks and at the end
+ONE_BY_ONE = [*SINGLE, 100, *SINGLE, 140, *SINGLE]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

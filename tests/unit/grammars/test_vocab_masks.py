@@ -86,9 +86,8 @@ def test_what_may_come_is_what_the_sampler_of_a_cpu_leaves(grammars: Grammars) -
             (token,) = sampler.sample(logits, torch.tensor([0]), torch.tensor([2 + place])).tolist()
             assert sampler.failed == {}
             may_come = {at for at, value in enumerate(logits[0].tolist()) if value > -np.inf}
-            early = (
-                set() if grammar or place >= join.params.min_new_tokens else {EOS}
-            )  # `adjustments` masks these
+            # `adjustments` masks these
+            early = set() if grammar or place >= join.params.min_new_tokens else {EOS}
             assert left(mask) - early == may_come
             assert token == max(sorted(may_come), key=lambda at: float(wanted[0, at]))
             output.append(token)

@@ -275,9 +275,8 @@ class RunningRouter:
         self._running = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.http = httpx2.Client(
-            base_url=self.url, timeout=20, verify=False
-        )  # certificates take 20 ms to load
+        # certificates take 20 ms to load
+        self.http = httpx2.Client(base_url=self.url, timeout=20, verify=False)
         self.metrics = Metrics("router")
         self.admin = AdminPort("127.0.0.1", 0, probe_pages(self.health, self.metrics))
         self.admin_url = f"http://127.0.0.1:{self.admin.port}"

@@ -95,9 +95,8 @@ class LateBench:
         self.device = CudaDevice(parts, capacity, EOS, matchers=ToyMatchers())
         self.device._sampling._masks._budget = ReluctantBudget(drawn, drawn.choice((0.0, 0.2, 0.6)))
         free = [request for request in model.requests if not request.follows_output]
-        drawn_from = drawn.choice(
-            (model.requests, free)
-        )  # one that follows its output holds up all steps launched ahead
+        # one that follows its output holds up all steps launched ahead
+        drawn_from = drawn.choice((model.requests, free))
         self._waiting = [drawn.choice(drawn_from) for _ in range(drawn.randint(6, 14))]
         self._running: list[LateRequest] = []
         self._free_slots = list(range(SLOTS))
