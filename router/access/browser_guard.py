@@ -30,13 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.config import RouterConfig
 from router.replies import SERVED_PATHS, send_request_error
 from shared.primitives.errors import RequestError
-from shared.process.listening import (
-    is_loopback,
-    is_private,
-    is_private_in_a_network,
-    is_unambiguous,
-    name_in,
-)
+from shared.process.listening import is_loopback, is_private, is_private_in_a_network, is_unambiguous, name_in
 
 RATE_HEADERS = [
     f"x-ratelimit-{what}-{unit}"

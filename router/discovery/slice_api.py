@@ -25,15 +25,7 @@ import msgspec
 import urllib3
 from kubernetes import client, config
 
-from router.discovery.known_pods import (
-    Changed,
-    Denied,
-    Listed,
-    Observation,
-    Removed,
-    Unreachable,
-    Watching,
-)
+from router.discovery.known_pods import Changed, Denied, Listed, Observation, Removed, Unreachable, Watching
 from router.discovery.pods_of_slices import Pod, PodSlice
 from shared.primitives.errors import SegueError, StartError
 
@@ -130,10 +122,7 @@ class SliceApi:
     def list_slices(self) -> Listed:
         """All slices as of now. Raises `NoAnswerError`."""
         deadline = time.monotonic() + LIST_SECONDS_MAX
-        with (
-            self._request("list", LIST_SECONDS_MAX) as response,
-            self._no_answer_for_trouble("list"),
-        ):
+        with self._request("list", LIST_SECONDS_MAX) as response, self._no_answer_for_trouble("list"):
             listed = msgspec.json.decode(b"".join(_chunks(response, deadline)), type=_SliceList)
         self._version = listed.metadata.resource_version
         return Listed(tuple(_slice(each) for each in listed.items or ()))

@@ -140,11 +140,7 @@ class CompletionEndpoint:
             if reading:
                 grammar = reading.grammar(tokenizer, token_ids, grammar, ignored)
             params = request.sampling_params(
-                max_tokens[index],
-                tokenizer.vocab_size,
-                self._serving.sampling_defaults,
-                grammar,
-                bad_words,
+                max_tokens[index], tokenizer.vocab_size, self._serving.sampling_defaults, grammar, bad_words
             )
             check_masks(params, tokenizer.eos_token_ids)
             first = ClientRequest(

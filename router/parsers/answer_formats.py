@@ -203,8 +203,4 @@ def _own_format(spec: Any) -> AnswerFormat:
     renamed = {"thinking": "reasoning_content", "reasoning": "reasoning_content"}
     fields = {renamed.get(name, name): given for name, given in spec["fields"].items()}
     anchor = {name: spec[name] for name in ("start_anchor", "start_anchor_pattern") if name in spec}
-    return AnswerFormat(
-        fields=cast("dict[str, dict[str, Any]]", fields),
-        anchor=anchor,
-        special_tokens=None,
-    )
+    return AnswerFormat(fields=cast("dict[str, dict[str, Any]]", fields), anchor=anchor, special_tokens=None)

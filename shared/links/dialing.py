@@ -179,10 +179,7 @@ class RouterEnd:
         link = self._links.get(address)
         if link is None or link.session is None:
             return
-        self.outgoing += [
-            SendFrames(address, closing_frames(link.session.session, reason)),
-            HangUp(address),
-        ]
+        self.outgoing += [SendFrames(address, closing_frames(link.session.session, reason)), HangUp(address)]
         self._rest(link, now)
         if fault:
             self._rest_longer(link, now)

@@ -162,8 +162,7 @@ CACHED_TOKENS = CounterMetric(
 )
 FETCHED_BYTES = CounterMetric("segue_kv_fetched_bytes_total", "Bytes of KV read from other workers' memory.")
 PREFILL_QUEUE_SECONDS = HistogramMetric(
-    "segue_prefill_queue_seconds",
-    "Seconds from when a prefill worker received a request to its first step.",
+    "segue_prefill_queue_seconds", "Seconds from when a prefill worker received a request to its first step."
 )
 PREFILL_COMPUTE_SECONDS = HistogramMetric(
     "segue_prefill_compute_seconds",

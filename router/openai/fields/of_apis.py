@@ -71,9 +71,7 @@ OPENAI_FIELDS = (
     *refused("OpenAI", COMPLETIONS, {"suffix": ("the model continues a prompt, it fills no gap", ("",))}),
     *refused("OpenAI", CHAT, {"audio": TEXT_ONLY, "modalities": (TEXT_ONLY, (["text"],))}),
     *passed_over(
-        "OpenAI",
-        BOTH,
-        {"moderation": "nothing is moderated here", "web_search_options": NO_TOOLS_OF_ITS_OWN},
+        "OpenAI", BOTH, {"moderation": "nothing is moderated here", "web_search_options": NO_TOOLS_OF_ITS_OWN}
     ),
     *no_effect(
         "OpenAI",
@@ -130,11 +128,7 @@ RESPONSES_FIELDS = (
             "chat_template_kwargs": "as in a chat",
         },
     ),
-    *served(
-        "others",
-        RESPONSES,
-        {"enable_thinking": "as in a chat", "thinking": "as in a chat"},
-    ),
+    *served("others", RESPONSES, {"enable_thinking": "as in a chat", "thinking": "as in a chat"}),
     *refused(
         "OpenAI",
         RESPONSES,
@@ -212,10 +206,7 @@ ANTHROPIC_FIELDS = (
     *served(
         "vLLM",
         MESSAGES,
-        {
-            "seed": "as in a chat",
-            "cache_salt": "requests of different salts share no prefix cache",
-        },
+        {"seed": "as in a chat", "cache_salt": "requests of different salts share no prefix cache"},
     ),
     *aliases(MESSAGES, {"stop": ("stop_sequences", ([], "")), "stop_sequence": ("stop_sequences", ([], ""))}),
     *refused(

@@ -157,10 +157,7 @@ def _call(call: ToolCallFields, param: str) -> dict[str, Any]:
     if call.custom:
         function: dict[str, Any] = {"name": call.custom.name, "arguments": {INPUT: call.custom.input}}
     elif call.function:
-        function = {
-            "name": call.function.name,
-            "arguments": _arguments(call.function, f"{param}.function"),
-        }
+        function = {"name": call.function.name, "arguments": _arguments(call.function, f"{param}.function")}
     else:
         raise missing_field(f"{param}.{call.type or 'function'}")
     return {"type": "function", "function": function} | ({"id": call.id} if call.id else {})

@@ -133,13 +133,7 @@ class ReferenceDecode(ReferenceStep):
     """`DecodeAttention`: the same over static arrays."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        cache: KVCache,
-        batch: PagedBatch,
-        rows: int,
-        tokens: int,
-        plan: _Plan,
+        self, config: ModelConfig, cache: KVCache, batch: PagedBatch, rows: int, tokens: int, plan: _Plan
     ) -> None:
         super().__init__(config, cache, batch, rows, tokens)
         self._plan = plan

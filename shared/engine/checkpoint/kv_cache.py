@@ -169,10 +169,7 @@ def page_bytes(config: CacheShape, page_size: int, dtype: torch.dtype) -> int:
 
 
 def kv_format(
-    config: CacheShape,
-    page_size: int,
-    dtype: torch.dtype,
-    layout: KVLayout = KVLayout.KEYS_BY_DIMENSION,
+    config: CacheShape, page_size: int, dtype: torch.dtype, layout: KVLayout = KVLayout.KEYS_BY_DIMENSION
 ) -> str:
     """Fingerprint of the layout: a worker fetches pages only from workers with an equal one."""
     shape = f"layers={config.layers},kv_heads={config.kv_heads},head_dim={config.head_dim}"

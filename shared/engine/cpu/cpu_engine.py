@@ -85,11 +85,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
         host_pages=cache.host_pages,
         grammars=grammars,
         features=features_with(grammars),
-        memory={
-            "weights": weights_bytes,
-            "kv": cache.nbytes,
-            "host_kv": cache.host_pages * cache.page_bytes,
-        },
+        memory={"weights": weights_bytes, "kv": cache.nbytes, "host_kv": cache.host_pages * cache.page_bytes},
         description=f"{shape.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {described}",
     )
 

@@ -42,11 +42,7 @@ class DecoderLayer:
     down: Linear
 
     def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor | None,
-        positions: Tensor,
-        attention: PlannedAttention,
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, attention: PlannedAttention
     ) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] and the stream it is yet to be added to → the same. The first layer's x is the stream."""
         x, residual = self._read(x, residual, self.attention_norm)

@@ -80,12 +80,7 @@ class TlsHolder:
     """Serves page memory and lease words at `port`, until `close`."""
 
     def __init__(
-        self,
-        address: str,
-        ports: range,
-        context: ssl.SSLContext,
-        memory: OfferedMemory,
-        counters: KvCounters,
+        self, address: str, ports: range, context: ssl.SSLContext, memory: OfferedMemory, counters: KvCounters
     ):
         self._memory = memory
         self._counters = counters
@@ -258,12 +253,7 @@ class TlsListener:
     """Listens on one address, at the first free port of a range, until `close`."""
 
     def __init__(
-        self,
-        address: str,
-        ports: range,
-        context: ssl.SSLContext,
-        admit: Admit,
-        counters: KvCounters,
+        self, address: str, ports: range, context: ssl.SSLContext, admit: Admit, counters: KvCounters
     ):
         self._context = context
         self._admit = admit
