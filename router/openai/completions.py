@@ -24,8 +24,7 @@ from router.openai.answers.openai_objects import AnswerObjects, ChatObjects, Com
 from router.openai.answers.prompt_echo import EchoChoice, PromptEcho, echoed_text
 from router.openai.answers.response_stream import Choice, ResponseStream
 from router.openai.answers.resumable_streams import AskedStream, StreamMarks, StreamTicket
-from router.openai.fields.ignored import Ignored
-from router.openai.fields.own_words import in_own_words
+from router.openai.fields.ignored import Ignored, in_own_words
 from router.openai.fields.states import Endpoint
 from router.openai.generation_request import AnswerOptions, GenerationRequest, RequestReader
 from router.openai.messages.answer import MessagesObjects

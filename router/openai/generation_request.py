@@ -22,8 +22,7 @@ from router.openai.fields.generation_fields import (
     GenerationFields,
     StreamOptions,
 )
-from router.openai.fields.ignored import Ignored
-from router.openai.fields.own_words import in_own_words
+from router.openai.fields.ignored import Ignored, in_own_words
 from router.openai.fields.states import Endpoint
 from router.openai.fields.table import read_by_table
 from router.openai.fields.thinking import separates_thoughts, shows_thoughts

@@ -14,8 +14,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from router.openai.fields.generation_fields import ChatFields
-from router.openai.fields.ignored import Ignored
-from router.openai.fields.own_words import in_own_words
+from router.openai.fields.ignored import Ignored, in_own_words
 from router.openai.fields.request_body import decode
 from router.openai.fields.table import read_by_table
 from router.openai.messages.fields import MessagesFields, as_chat, too_long_error

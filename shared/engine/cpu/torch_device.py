@@ -26,9 +26,8 @@ from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, Sched
 from shared.engine.attention.protocol import PagedBatch
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache
 from shared.engine.parts import OnLogits
-from shared.engine.sampling.logprobs import LogprobRows
+from shared.engine.sampling.logprobs import LogprobRows, joined_runs, scored_runs
 from shared.engine.sampling.sampler import Sampler
-from shared.engine.sampling.scored_runs import joined_runs, scored_runs
 from shared.primitives.errors import InvariantError
 from shared.wire.sampled import Sampled
 

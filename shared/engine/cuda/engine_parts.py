@@ -11,7 +11,7 @@ from shared.engine.attention.protocol import PlannedAttention, StreamAttention
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.model.ops import Ops
-from shared.engine.sampling.scored_runs import SCORES_A_RUN
+from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.streams import Stream
 
 RunModel = Callable[[Tensor, Tensor, PlannedAttention, Tensor | None], Tensor]  # see `DecoderModel.run`

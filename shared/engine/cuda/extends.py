@@ -21,7 +21,7 @@ from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
-from shared.engine.sampling.scored_runs import Run, scored_runs
+from shared.engine.sampling.logprobs import Run, scored_runs
 from shared.engine.streams import Mark, Work
 from shared.wire.sampled import TokenLogprobs
 

@@ -18,8 +18,8 @@ from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
+from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.sampling.masks import Matchers
-from shared.engine.sampling.scored_runs import SCORES_A_RUN
 from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits

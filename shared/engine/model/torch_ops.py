@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -46,16 +45,9 @@ class PackedLinear:
         return y[:rows]
 
 
-@dataclass(frozen=True)
-class PlainLinear:
+def plain_linear(weight: Tensor, bias: Tensor | None) -> Linear:
     """y = x Wᵀ + b on any device and in any type; a row's last bits depend on the rows beside it."""
-
-    weight: Tensor  # [outputs, inputs]
-    bias: Tensor | None  # [outputs]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, inputs] → [rows, outputs]."""
-        return linear(x, self.weight, self.bias)
+    return partial(linear, weight=weight, bias=bias)
 
 
 _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
@@ -64,7 +56,7 @@ _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 class TorchOps:
     """See `Ops`."""
 
-    def __init__(self, linear: Callable[[Tensor, Tensor | None], Linear] = PlainLinear) -> None:
+    def __init__(self, linear: Callable[[Tensor, Tensor | None], Linear] = plain_linear) -> None:
         """`linear` makes y = x Wᵀ + b of a weight and a bias: `PackedLinear` for the same bits in any batch."""
         self.linear = linear
 

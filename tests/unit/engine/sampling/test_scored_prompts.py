@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
-from shared.engine.sampling.scored_runs import SCORES_A_RUN, joined_runs, scored_runs
+from shared.engine.sampling.logprobs import SCORES_A_RUN, joined_runs, scored_runs
 from shared.wire.sampled import Sampled, TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.engine.driver import Driver, tokens_of

@@ -10,8 +10,7 @@ import httpx2
 import pytest
 import structlog
 
-from router.openai.fields.ignored import CLIENT_NAMES_MAX, OWN_NAMES_MAX, Ignored
-from router.openai.fields.own_words import in_own_words, own_place
+from router.openai.fields.ignored import CLIENT_NAMES_MAX, OWN_NAMES_MAX, Ignored, in_own_words, own_place
 from router.openai.fields.spelling import GUARDED, NAMES_MAX, check_guarded, edits
 from router.openai.fields.states import Endpoint
 from router.replies import OverloadedError
