@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from router.config import RouterConfig
@@ -56,6 +57,14 @@ def baton(
     holder = Holder(uid, 1, agent_name(uid, 1), b"", 0, 64, 0)
     pages = tuple(range(pages_for_tokens(kv_len, page_size)))
     return Baton(rid, attempt, holder, "kv", 0, 1, kv_len, prompt_len or kv_len, pages)
+
+
+def _sent(effects: Iterable[object], kind: type[M], rid: str | None) -> Iterator[tuple[str, M]]:
+    for each in effects:
+        if isinstance(each, Send) and isinstance(each.message, kind):
+            message = each.message
+            if rid in (None, getattr(message, "rid", None)):
+                yield each.peer, message
 
 
 class ScriptedDeployment:
@@ -167,16 +176,11 @@ class ScriptedDeployment:
 
     def sent(self, kind: type[M], rid: str | None = None) -> list[tuple[str, M]]:
         """All messages of a kind that were ever sent, with their receivers."""
-        sends = [(each.peer, each.message) for each in self.effects if isinstance(each, Send)]
-        return [
-            (peer, message)
-            for peer, message in sends
-            if isinstance(message, kind) and (rid is None or getattr(message, "rid", None) == rid)
-        ]
+        return list(_sent(self.effects, kind, rid))
 
     def placed(self, kind: type[Prefill] | type[Decode] | type[Serve], rid: str) -> str | None:
         """Where a request was sent last."""
-        return next((peer for peer, _ in reversed(self.sent(kind, rid))), None)
+        return next((peer for peer, _ in _sent(reversed(self.effects), kind, rid)), None)
 
     def output(self, rid: str) -> list[int]:
         """Tokens delivered to the client, which must come in order."""

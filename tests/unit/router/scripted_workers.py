@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
 
@@ -241,6 +241,9 @@ class WakingLinks(MemoryLinks):
         self._workers.wake()
 
 
+loaded = cache(Tokenizer)  # takes 50 ms; no test changes the tokenizer of a folder that was served
+
+
 class RunningRouter:
     """A router on a free port; a context manager. `send_bytes` is what the kernel may hold of an answer."""
 
@@ -264,7 +267,7 @@ class RunningRouter:
         self._settings = RouterConfig(served_model_name=model, **settings)  # type: ignore[arg-type]
         self.folder = folder
         given = self._settings
-        self.tokenizer = Tokenizer(
+        self.tokenizer = loaded(
             folder, given.template_seconds_max, given.tool_call_parser, given.reasoning_parser
         )
         self._linked = linked

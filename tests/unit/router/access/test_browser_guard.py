@@ -127,10 +127,8 @@ def test_on_loopback_pages_and_apps_of_the_same_machine_are_served_and_can_read(
 def test_without_keys_a_page_whose_name_may_have_been_pointed_here_is_refused(
     model_folder: Path, host: str, status: int
 ) -> None:
-    with (
-        RunningRouter(model_folder, host="0.0.0.0") as router,
-        httpx2.Client(base_url=router.url) as client,
-    ):
+    with RunningRouter(model_folder, host="0.0.0.0") as router:
+        client = router.http
         assert ask(client, host=host, origin=f"http://{host}").status_code == status
         assert ask(client, host=host).status_code == 200, "programs may use any name"
         assert ask(client, host=host, origin=f"https://{host}").status_code == 200, (
@@ -212,10 +210,8 @@ def test_a_router_that_listens_on_all_addresses_is_served_by_any_name(model_fold
 
 def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_folder: Path) -> None:
     page = "https://chat.example.com"
-    with (
-        RunningRouter(model_folder, allowed_origins=(page,)) as router,
-        httpx2.Client(base_url=router.url) as client,
-    ):
+    with RunningRouter(model_folder, allowed_origins=(page,)) as router:
+        client = router.http
         asks = {
             "origin": page,
             "access-control-request-method": "POST",
@@ -243,8 +239,5 @@ def test_a_page_of_an_allowed_origin_can_ask_first_and_read_the_answer(model_fol
         answer = client.options("/v1/completions", headers=asks | {"origin": "https://evil.example"})
         assert refused(answer, 403)
         assert "access-control-allow-origin" not in answer.headers
-    with (
-        RunningRouter(model_folder, allowed_origins=("*",)) as router,
-        httpx2.Client(base_url=router.url) as client,
-    ):
-        assert ask(client, origin="https://any.example").headers["access-control-allow-origin"] == "*"
+    with RunningRouter(model_folder, allowed_origins=("*",)) as router:
+        assert ask(router.http, origin="https://any.example").headers["access-control-allow-origin"] == "*"

@@ -25,12 +25,12 @@ def routers(model_folder: Path) -> Iterator[tuple[RunningRouter, RunningRouter]]
 
 
 def ask(router: RunningRouter, rid: str) -> httpx2.Response:
-    return httpx2.get(f"{router.admin_url}/debug/requests/{rid}")
+    return router.http.get(f"{router.admin_url}/debug/requests/{rid}")
 
 
 def serve(router: RunningRouter, prompt: str | list[str] = "fox") -> str:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
-    rid: str = httpx2.post(f"{router.url}/v1/completions", json=body).raise_for_status().json()["id"]
+    rid: str = router.http.post("/v1/completions", json=body).raise_for_status().json()["id"]
     return rid
 
 

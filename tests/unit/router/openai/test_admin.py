@@ -56,4 +56,4 @@ def test_while_the_loop_hangs_the_port_answers_and_after_a_while_says_so(own_rou
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/metrics", "/%6detrics", "/debug/requests/unknown"])
 def test_the_port_of_the_api_has_none_of_it(router: RunningRouter, path: str) -> None:
-    assert httpx2.get(f"{router.url}{path}").status_code == 404
+    assert router.http.get(path).status_code == 404

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from router.text.model_folder import read_sampling_defaults
@@ -28,7 +27,7 @@ def folder_with(folder: Path, **generation: Any) -> Path:
 
 def asked(router: RunningRouter, **fields: Any) -> SamplingParams:
     body = {"model": MODEL, "prompt": "fox"} | fields
-    assert httpx2.post(f"{router.url}/v1/completions", json=body).status_code == 200
+    assert router.http.post("/v1/completions", json=body).status_code == 200
     return router.workers.prefills[-1].params
 
 
@@ -74,8 +73,8 @@ def test_a_recommendation_that_is_none_is_refused_at_the_start(
 
 def fingerprint(router: RunningRouter) -> str:
     body = {"model": MODEL, "prompt": "fox"}
-    whole = httpx2.post(f"{router.url}/v1/completions", json=body).json()
-    streamed = httpx2.post(f"{router.url}/v1/completions", json=body | {"stream": True})
+    whole = router.http.post("/v1/completions", json=body).json()
+    streamed = router.http.post("/v1/completions", json=body | {"stream": True})
     chunk = json.loads(streamed.text.split("\n\n")[0].removeprefix("data: "))
     assert chunk["system_fingerprint"] == whole["system_fingerprint"]
     return str(whole["system_fingerprint"])

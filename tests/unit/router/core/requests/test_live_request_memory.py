@@ -23,7 +23,7 @@ from tests.unit.router.openai.test_request_memory import CONTEXT_LEN, MeasuredRo
 from tests.unit.router.scripted_workers import MODEL
 from tests.waiting import until
 
-GROWTH_MIB = 40  # of all live requests together; what they might keep is 64 MiB of junk or of lists
+GROWTH_MIB = 20  # of all live requests together, which take 7 at most; what they might keep is 32 MiB of junk or of lists
 JUNK = "x" * 3_500_000
 LISTS: list[Any] = [[]] * 120_000  # 468 KiB of JSON; as objects 8 MiB
 LISTS_JSON = b"[[],[],"
@@ -111,7 +111,7 @@ def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SilentRouter]:
 def test_live_requests_hold_next_to_nothing_of_their_bodies(router: SilentRouter, shape: str) -> None:
     path, fields = SHAPES[shape]
     body = json.dumps({"model": MODEL} | fields, separators=(",", ":")).encode()
-    router.grown_mib(path, body, 3)  # what the work itself takes, and the allocator keeps
-    live = 20 if len(body) > 1 << 20 else 8 if LISTS_JSON in body else 12
+    router.grown_mib(path, body, 2)  # what the work itself takes, and the allocator keeps
+    live = 10 if len(body) > 1 << 20 else 4 if LISTS_JSON in body else 12
     grown = router.grown_mib(path, body, live)
     assert grown < GROWTH_MIB, f"{live} requests of {len(body)} bytes took {grown:.0f} MiB"
