@@ -23,7 +23,7 @@ from tests.unit.router.openai.test_request_memory import CONTEXT_LEN, MeasuredRo
 from tests.unit.router.scripted_workers import MODEL
 from tests.waiting import until
 
-GROWTH_MIB = 20  # of all live requests together, which take 7 at most; what they might keep is 32 MiB of junk or of lists
+GROWTH_MIB = 20  # live requests take 7 at most; what they might keep is 32 MiB of junk or of lists
 JUNK = "x" * 3_500_000
 LISTS: list[Any] = [[]] * 120_000  # 468 KiB of JSON; as objects 8 MiB
 LISTS_JSON = b"[[],[],"
