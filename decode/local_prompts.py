@@ -97,6 +97,7 @@ class LocalPrompts:
         self._prompts[req] = Prompt(req, samples)
         if samples:
             self.counters.local_prompts += 1
+            self.counters.cached_tokens += req.cached_len
         else:
             self.counters.recomputed += 1
 

@@ -187,6 +187,8 @@ class VirtualCluster:
         return {
             "prefix_hit_share": _share(cached, cached + computed),
             "retractions": sum(each.counters.retractions for each in decodes),
+            "local_prompts": sum(each.counters.local_prompts for each in decodes),
+            "put_back": sum(each.counters.put_back for each in decodes),
             "recomputed": sum(each.counters.recomputed for each in decodes),
             "no_room_refusals": sum(each.counters.no_room for each in decodes),
             "decode_rows": rows,
@@ -228,7 +230,7 @@ class VirtualCluster:
 
     def _busy(self, role: WorkerRole) -> float:
         busy = [worker.device.busy_seconds for worker in self.all_workers if worker.hello.role == role]
-        return round(sum(busy) / len(busy) / self.timeline.now, 4)
+        return round(sum(busy) / max(1, len(busy)) / self.timeline.now, 4)
 
 
 def _share(part: int, whole: int) -> float:

@@ -22,6 +22,8 @@ from tests.benchmarks.virtual_cluster.worker import WorkerShape
 PREFILL = PrefillConfig(chunked_prefill_size=2_048)  # a device for which small steps are dear
 SMALL_POOL = 12_288  # tokens: what `segue up` takes
 MEDIUM = StepTimes(extend=0.005, extend_token=0.0002, decode=0.017, decode_row=0.0002)
+# Computed for Qwen3-14B in bfloat16 on an H200, not measured
+LARGE_MODEL = StepTimes(extend=0.004, extend_token=0.0000624, decode=0.0081, decode_row=0.000046)
 SLOW = replace(MEDIUM, decode=0.020)
 
 
@@ -373,6 +375,42 @@ def _satout(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     return {"warm tree": _long_outputs(128, 200_000, 12 * size.length, 60)}
 
 
+# ---- two GPUs: one for each role, or both for both ----
+
+
+def _both_roles(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    def trace(rng: random.Random) -> Iterator[TracedRequest]:
+        for index, at in enumerate(poisson(rng, 14.0, seconds)):
+            yield TracedRequest(
+                number=index,
+                at=at,
+                prompt_len=rng.randint(200, 1_848),
+                output_len=rng.randint(56, 456),
+                max_new_tokens=512,
+            )
+
+    seconds = 60 * size.length
+    decode = DecodeConfig(local_tokens_max=2_048, itl_target_seconds=0.04, max_running_requests=256)
+    apart = ClusterShape(
+        prefill=WorkerShape(config=PREFILL, pool_tokens=500_000, times=LARGE_MODEL),
+        decode=WorkerShape(config=decode, pool_tokens=500_000, times=LARGE_MODEL),
+        fabric=FAST_LINKS,
+        trace=trace,
+        seconds=seconds,
+        warmup_seconds=seconds / 3,
+    )
+    return {"1 + 1": apart, "0 + 2": replace(apart, prefill_workers=0, decode_workers=2)}
+
+
+def _whole_and_apart(figures: Mapping[str, Figures]) -> Figures:
+    apart, whole = figures["1 + 1"], figures["0 + 2"]
+    by_apart = {
+        f"{name}_by_that_of_1_1": round(number(whole, name) / number(apart, name), 3)
+        for name in ("ttft_p50", "ttft_p99", "goodput_tokens_per_second")
+    }
+    return {**by_apart, "ttft_p50": whole["ttft_p50"], "itl_p99": whole["itl_p99"]}
+
+
 LOAD_SCENARIOS: dict[str, LoadScenario] = {
     "no_max_tokens": LoadScenario(
         about="8 requests/s on a decode pool of 12,288 tokens, half of them without max_tokens",
@@ -388,6 +426,11 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
         about="twelve chats that grow until four fit into a pool of 12,288 tokens, and six prompts of 4,400 tokens",
         runs=_outgrown_pool,
         compared=_pauses,
+    ),
+    "both_roles": LoadScenario(
+        about="14 requests/s of 1,024 and 256 tokens on two GPUs with the step times of a 14B model",
+        runs=_both_roles,
+        compared=_whole_and_apart,
     ),
     "overload_1.5": LoadScenario(
         about="1.5 times what one decode pod can serve",

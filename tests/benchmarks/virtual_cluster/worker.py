@@ -19,7 +19,7 @@ from shared.links.events import LinkEvent
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.scheduling.event_loop import EventLoop
 from shared.wire.baton import Holder, agent_name
-from shared.wire.messages import Hello, Limits, Message
+from shared.wire.messages import UNDERSTOOD, Hello, Limits, Message, WorkerRole
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, VOCAB_SIZE, StepTimes, VirtualDevice
 from tests.benchmarks.virtual_cluster.fabric import VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
@@ -193,16 +193,19 @@ class VirtualWorker:
 def _hello(uid: str, epoch: int, shape: WorkerShape) -> Hello:
     config = shape.config
     slots = config.max_running_requests
+    role: WorkerRole = "prefill" if isinstance(config, PrefillConfig) else "decode"
+    extend_tokens = config.local_tokens_max if isinstance(config, DecodeConfig) else 0
     return Hello(
         session=0,
-        role="prefill" if isinstance(config, PrefillConfig) else "decode",
+        role=role,
         uid=uid,
         epoch=epoch,
         model_name=MODEL_NAME,
         model="virtual 1",
         kv_format=KV_FORMAT,
         determinism="virtual",
-        limits=Limits(shape.context_len, config.page_size, shape.pages, slots, VOCAB_SIZE),
+        limits=Limits(shape.context_len, config.page_size, shape.pages, slots, VOCAB_SIZE, extend_tokens),
+        understands=UNDERSTOOD[role],
         eos_token_ids=(EOS_TOKEN_ID,),
     )
 
