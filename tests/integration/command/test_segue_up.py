@@ -59,7 +59,7 @@ def refused(*flags: str, environment: dict[str, str] | None = None) -> str:
     ("flags", "words"),
     [
         (("--modell", "x"), ("unknown flag --modell", "did you mean --model?")),
-        (("--prefill", "0"), ("--prefill should be greater than or equal to 1",)),
+        (("--decode", "0"), ("--decode should be greater than or equal to 1",)),
         (("--device", "tpu"), ("--device", "'cuda-on-cpu'", "'tpu'")),
         (("--model", "/nowhere"), ("there is no model /nowhere",)),
         (("--config", "/nowhere.yaml"), ("cannot read the config file /nowhere.yaml",)),
