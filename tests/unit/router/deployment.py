@@ -74,6 +74,7 @@ class ScriptedDeployment:
         self.core = RouterCore(RouterConfig(served_model_name="m", **settings), 0.0)  # type: ignore[arg-type]
         self.now = 0.0
         self.effects: list[RouterEffect] = []
+        self._outcomes: dict[str, list[Outcome]] = {}
         self.unread = 0
         for number in range(prefill):
             self.up("prefill", f"p{number}", limits=limits)
@@ -193,7 +194,7 @@ class ScriptedDeployment:
 
     def outcome(self, rid: str) -> Outcome | None:
         """How a request ended, which it does at most once."""
-        ends = [each.outcome for each in self.effects if isinstance(each, RequestEnded) and each.rid == rid]
+        ends = self._outcomes.get(rid, [])
         assert len(ends) <= 1, "a request ended twice"
         return ends[0] if ends else None
 
@@ -212,7 +213,11 @@ class ScriptedDeployment:
             assert not worker.reserved
 
     def _take_effects(self) -> None:
-        self.effects += self.core.take_effects()
+        taken = self.core.take_effects()
+        self.effects += taken
+        for each in taken:
+            if isinstance(each, RequestEnded):
+                self._outcomes.setdefault(each.rid, []).append(each.outcome)
 
 
 def decoding(**settings: float) -> ScriptedDeployment:

@@ -46,7 +46,7 @@ def _learnt(
 
 
 @given(planted=COSTS, decode=DECODE, seed=st.integers(0, 2**16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_planted_costs_are_found(planted: ExtendCost, decode: float, seed: int) -> None:
     cost = _learnt(planted, decode, seed=seed)
     assert cost.extend is not None
@@ -59,7 +59,7 @@ def test_planted_costs_are_found(planted: ExtendCost, decode: float, seed: int) 
 
 @given(planted=COSTS, decode=DECODE, seed=st.integers(0, 2**16))
 @settings(
-    max_examples=40, deadline=None, derandomize=True
+    max_examples=20, deadline=None, derandomize=True
 )  # of noise there is always a draw that is too unlikely
 def test_they_are_found_under_noise(planted: ExtendCost, decode: float, seed: int) -> None:
     cost = _learnt(planted, decode, seed=seed, noise=0.1, steps=600)

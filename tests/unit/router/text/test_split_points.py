@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def split_points_of(tokenizer: tokenizers.Tokenizer) -> SplitPoints:
     )
 
 
-SPLIT_POINTS = {name: split_points_of(shaped(name)) for name in CUTTABLE}
+@cache
+def split_points(name: str) -> SplitPoints:
+    return split_points_of(shaped(name))
 
 
 @settings(max_examples=60, deadline=None)
@@ -51,7 +54,7 @@ SPLIT_POINTS = {name: split_points_of(shaped(name)) for name in CUTTABLE}
 def test_slices_have_the_ids_of_the_whole_text(name: str, text: str, chars_max: int) -> None:
     ids: list[int] = []
     try:
-        for part in SPLIT_POINTS[name].slices(text, chars_max):
+        for part in split_points(name).slices(text, chars_max):
             assert len(part) <= chars_max
             ids += encode(shaped(name), part)
     except NoSplitPointError:
@@ -62,7 +65,7 @@ def test_slices_have_the_ids_of_the_whole_text(name: str, text: str, chars_max: 
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
     text = "".join(CORPUS[:3]) * 20
-    slices = list(SPLIT_POINTS[name].slices(text, 200))
+    slices = list(split_points(name).slices(text, 200))
     assert len(slices) > len(text) / 200
     assert [token_id for part in slices for token_id in encode(shaped(name), part)] == encode(
         shaped(name), text
@@ -71,7 +74,7 @@ def test_ordinary_text_is_cut_into_many_slices(name: str) -> None:
 
 def test_a_text_without_spaces_is_cut_at_line_breaks() -> None:
     text = "中文文本。没有空格。\n" * 50
-    assert len(list(SPLIT_POINTS["llama3"].slices(text, 100))) >= 5
+    assert len(list(split_points("llama3").slices(text, 100))) >= 5
 
 
 PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_size=1, max_size=40), min_size=8).map(
@@ -84,7 +87,7 @@ PARAGRAPHS = st.lists(st.text("日本語中文かなカナ。、「」", min_siz
 @pytest.mark.parametrize("name", ["gpt2", "smollm", "llama3", "o200k", "qwen"])
 def test_paragraphs_without_spaces_are_cut_at_blank_lines(name: str, text: str) -> None:
     paragraphs = "日本語のテキスト。\n\n中文文本\n\n" + text
-    slices = list(SPLIT_POINTS[name].slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
+    slices = list(split_points(name).slices(paragraphs + "\n\n" + "。" * 200, len(paragraphs) + 200))
     assert len(slices) > 1
     ids = [token_id for part in slices for token_id in encode(shaped(name), part)]
     assert ids == encode(shaped(name), "".join(slices))
@@ -99,14 +102,14 @@ def test_a_tokenizer_whose_tokens_span_words_is_never_cut() -> None:
 
 def test_a_slice_is_bounded_in_bytes_too() -> None:
     text = "🙂" * 1000 + " x" * SLICE_BYTES
-    slices = list(SPLIT_POINTS["gpt2"].slices(text, SLICE_BYTES))
+    slices = list(split_points("gpt2").slices(text, SLICE_BYTES))
     assert "".join(slices) == text
     assert max(len(part.encode()) for part in slices) <= SLICE_BYTES
 
 
 def test_a_long_word_without_a_seam_is_refused_with_its_bound() -> None:
     with pytest.raises(NoSplitPointError) as caught:
-        list(SPLIT_POINTS["gpt2"].slices("7" * 101, 100))
+        list(split_points("gpt2").slices("7" * 101, 100))
     assert caught.value.chars == 100
 
 

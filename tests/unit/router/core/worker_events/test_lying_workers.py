@@ -78,8 +78,11 @@ def _numbers(kind: inspect.IntType | inspect.FloatType) -> st.SearchStrategy[flo
     return st.sampled_from((least, most)) | st.integers(max(least, 0), 9).map(lambda n: max(n, least))
 
 
-MESSAGES = st.one_of(*(values(inspect.type_info(message)) for message in SAID))
-HELLOS = values(inspect.type_info(Hello))
+# Deferred: to make them takes a third of a second.
+MESSAGES: st.SearchStrategy[Any] = st.deferred(
+    lambda: st.one_of(*(values(inspect.type_info(message)) for message in SAID))
+)
+HELLOS: st.SearchStrategy[Any] = st.deferred(lambda: values(inspect.type_info(Hello)))
 
 
 def start() -> ScriptedDeployment:
