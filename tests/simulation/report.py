@@ -118,6 +118,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a stream that was cut goes on past all bounds",
     "judged at router: no worker could continue a stream",
     "judged at router: a stream that was cut comes first",
+    "judged at router: a late stream comes first",
     "judged at router: a prompt is begun where pages are foreseen",
     "judged at router: a prompt waits for pages to be foreseen",
     "judged at router: a prompt is computed at decode: always",

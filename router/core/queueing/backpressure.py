@@ -11,6 +11,10 @@ refused at once. What is being computed stands in front of decode, too: decode t
 Rates come from what the router sees (`ServiceRate`). One may be wrong after a pause, a loss or a start. So it bounds
 nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
 has nothing in front of decode, while few others do: one that fills the kv_group holds up nobody else.
+
+Whatever the rate, only tenants that have nothing in front of decode begin anything while a stream of the kv_group is
+*late*: it waits for decode, and its last token came more than `ready_seconds` ago. For a while after that the rate
+bounds what is begun although nothing waits: else all that has waited meanwhile would be begun at once.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
 RATES_MAX = 64  # models and kv_groups whose rates are kept
+LATE_REMEMBERED = 4  # of `ready_seconds`: for so long after a stream was late the rate bounds the lane
 LANE_MIN = 2  # requests that may stand in front of decode, whatever the rate; or one for each worker
 PREFILL_WEIGHT = 0.1  # of the last request in the average time of prefill
 
@@ -46,6 +51,8 @@ class Backpressure:
         self._before_decode = before_decode  # requests in prefill and ready, by kv_group and tenant
         self._model_queues: OrderedDict[str, ServiceRate] = OrderedDict()  # by name of the model
         self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
+        self._late_at: dict[KvGroup, float] = {}  # when a stream was late last
+        self._token_at: dict[KvGroup, float] = {}  # of the ready stream that has waited longest for a token
         self._prefill_seconds = 0.0  # from placement to the first token, on average
 
     # ---- what happens ------------------------------------------------------------------------------------------
@@ -61,6 +68,13 @@ class Backpressure:
         """A pass along the ready queue has ended, and `left` are still in it."""
         taken = Counter(live.kv_group for live in attempts.taken)
         waiting = Counter(live.kv_group for live in left)
+        self._token_at = {}
+        for live in left:
+            if not live.unread_by:  # else it waits for other workers than those which are begun behind it
+                self._token_at[live.kv_group] = min(live.token_at, self._token_at.get(live.kv_group, inf))
+        remembered = now - LATE_REMEMBERED * self._settings.ready_seconds
+        self._late_at = {kv_group: at for kv_group, at in self._late_at.items() if at > remembered}
+        self._late_at |= dict.fromkeys(self.late_lanes(now), now)
         for kv_group in self._kv_groups | waiting:
             blocked = self._fleet.takers("decode", kv_group) > 0 and waiting[kv_group] >= self._lane_min(
                 kv_group
@@ -84,12 +98,19 @@ class Backpressure:
     # ---- what follows ------------------------------------------------------------------------------------------
 
     def full_lanes(self, tenant: Tenant, now: float) -> frozenset[KvGroup]:
-        """Lanes where enough requests stand in front of decode, or enough of this tenant."""
-        return frozenset(
+        """Lanes where enough requests stand in front of decode, or enough of this tenant, or where a stream is late."""
+        late = self.late_lanes(now) if tenant.before_decode else frozenset[KvGroup]()
+        return late | {
             kv_group
             for kv_group, rate in self._kv_groups.items()
-            if rate.blocked and not self._may_enter(kv_group, rate, tenant, now)
-        )
+            if (rate.blocked or kv_group in self._late_at)
+            and not self._may_enter(kv_group, rate, tenant, now)
+        }
+
+    def late_lanes(self, now: float) -> frozenset[KvGroup]:
+        """Lanes where a stream is late."""
+        late = now - self._settings.ready_seconds
+        return frozenset(kv_group for kv_group, token_at in self._token_at.items() if token_at < late)
 
     def seconds_to_wait(self, queue: RequestQueue, request: ClientRequest, now: float) -> float:
         """How long a new request would wait for a prefill worker; 0.0 where that is not known."""

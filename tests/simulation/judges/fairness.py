@@ -114,6 +114,7 @@ class JudgedRouterCore(RouterCore):
         elif placed:
             self.judged["a prompt is begun where pages are foreseen"] += live.foreseen_at is not None
             prove_foreseen(self, live)
+            waits.prove_nobody_late(self, live, now)
         if placed and not live.output and waits.is_bounded(self, live.kv_group, now):
             self.judged["no more is computed than decode takes"] += 1
             waits.prove_needed(self, live, now)
@@ -145,7 +146,8 @@ class JudgedRouterCore(RouterCore):
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
         for kv_group in self._backpressure.full_lanes(tenant, now):
             self.judged["enough stands before decode"] += 1
-            waits.prove_not_shut(self, kv_group, tenant)
+            self.judged["a late stream comes first"] += kv_group in self._backpressure.late_lanes(now)
+            waits.prove_not_shut(self, kv_group, tenant, now)
         return super()._in_open_lanes(workers, tenant, now)
 
     def _to_decode(self, live: LiveRequest, now: float) -> bool | None:

@@ -8,7 +8,7 @@ that many have gone past.
 Who waits, and in which order, the queue says. Whether a worker takes a request is computed here once more, from what
 workers report and what lives: neither the fleet's lists nor placement is asked. The rate at which decode takes requests
 is the router's own measurement; what follows from it is bounded here from below. So are workers that others could not
-read from: they count as full.
+read from: they count as full; and when a stream was late last.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import PATIENCE_SECONDS
 from shared.scheduling.tenant_shares import share_of
 from tests.simulation.judges.foresight import surely_allowed
+from tests.simulation.judges.waits import late_stream
 
 STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
@@ -112,6 +113,7 @@ class FreePlaces:
                 and len(worker.assigned) < places
                 and (not own or own < share_of(places, share_max))
                 and (live.output or self._lane_is_open(worker.kv_group, tenant))
+                and (live.output or not late_stream(self._core, worker.kv_group, live.tenant, self._now))
                 and (live.output or surely_allowed(self._core, live, worker.kv_group))
                 and not self._is_cut_off(worker)
             ):
@@ -227,7 +229,8 @@ class FreePlaces:
     def _lane_is_open(self, kv_group: KvGroup, tenant: str) -> bool:
         """Whether less of the tenant stands before decode than decode surely takes in `ready_seconds`."""
         rate = self._core._backpressure._kv_groups.get(kv_group)
-        if rate is None or not rate.blocked:
+        was_late = kv_group in self._core._backpressure._late_at
+        if rate is None or not (rate.blocked or was_late):
             return True
         seconds = self._settings.ready_seconds
         per_second = rate.per_second(self._now, seconds)

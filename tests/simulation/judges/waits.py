@@ -3,7 +3,9 @@
 - A request is refused for its expected wait only if others stand before it, two for each decode worker and more.
 - Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
   and in as long again while prompts are computed.
-- Some requests for each decode worker may always stand there, whatever the rate.
+- Some requests for each decode worker may always stand there, whatever the rate, unless a stream is late.
+- While a stream is late, nothing new of a tenant that has something in front of decode is computed for its decode
+  workers.
 - A stream that has begun is ended for lack of a worker only where none could continue it.
 """
 
@@ -17,6 +19,7 @@ from router.core.fleet.placement import could_decode, could_prefill, could_serve
 from router.core.fleet.workers import KvGroup
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import BEFORE_DECODE
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
@@ -86,8 +89,35 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     )
 
 
-def prove_not_shut(core: RouterCore, kv_group: KvGroup, tenant: Tenant) -> None:
-    """A kv_group that takes nothing more of a tenant has some before decode."""
+def late_stream(
+    core: RouterCore, kv_group: KvGroup, tenant: Tenant, now: float, but: LiveRequest | None = None
+) -> LiveRequest | None:
+    """A stream of the kv_group that has waited for decode for so long that nothing more of the tenant is begun.
+
+    The tenant has something in front of decode, `but` not counted.
+    """
+    live = [each for each in core._requests.live.values() if each is not but]
+    if not any(each.tenant is tenant and each.state in BEFORE_DECODE for each in live):
+        return None
+    late = (
+        each
+        for each in live
+        if each.state is RequestState.READY and each.kv_group == kv_group and not each.unread_by
+        if each.token_at < now - core.settings.ready_seconds
+    )
+    return next(late, None)
+
+
+def prove_nobody_late(core: RouterCore, live: LiveRequest, now: float) -> None:
+    """A prompt has just been begun, and no stream that waits for decode has been kept waiting for it."""
+    late = late_stream(core, live.kv_group, live.tenant, now, but=live)
+    assert late is None, f"{live.rid} is begun, and {late and late.rid} has waited for decode for long"
+
+
+def prove_not_shut(core: RouterCore, kv_group: KvGroup, tenant: Tenant, now: float) -> None:
+    """A kv_group that takes nothing more of a tenant has some before decode, or a late stream."""
+    if late_stream(core, kv_group, tenant, now) is not None:
+        return
     some = max(2, core.fleet.takers("decode", kv_group))
     standing = core._requests.before_decode.get(kv_group, Counter[str]()).total()
     enough = standing >= some or tenant.before_decode >= share_of(some, core.settings.tenant_share_max)

@@ -191,6 +191,7 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.effects.ClientRequest": {"tokens a request is charged for": "charged_tokens"},
     "router.core.queueing.backpressure.Backpressure": {
         "decode has enough in front of it": "full_lanes",
+        "streams are late": "late_lanes",
         "what may stand in front of decode at any rate": "_lane_min",
     },
     "router.core.requests.lifecycle.TRANSITIONS.rows.DECODING": {

@@ -110,6 +110,7 @@ MISTAKES: dict[str, Mistakes] = {
             "a request goes back to its queue": _begun_is_refused
         },
         "streams that have begun wait behind new prompts": {"turns of a queue": _order_of_arrival_alone},
+        "a group begins new prompts while a begun stream is late": {"streams are late": gives(frozenset())},
         "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
     },
     "pauses": {

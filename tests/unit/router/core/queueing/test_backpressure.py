@@ -151,3 +151,89 @@ def test_the_rates_that_are_kept_are_bounded() -> None:
         world.loaded(f"p-{number}", accepting=False)
         world.submit(request(f"stuck-{number}", model=model))
     assert len(world.core._backpressure._model_queues) == RATES_MAX
+
+
+# ---- while a stream is late ----
+
+
+def full_decode(*rids: str, decode: int = 1) -> ScriptedDeployment:
+    """Decode has no slot free, and these streams wait for one, each with its first token."""
+    world = ScriptedDeployment(1, decode, limits=ROOMY, ready_seconds=2.0)
+    for number in range(decode):
+        world.loaded(f"d{number}", slots_free=0)
+    for rid in rids:
+        world.submit(request(rid))
+        world.prefilled(str(world.placed(Prefill, rid)), rid, 10)
+    return world
+
+
+def test_while_a_stream_is_late_nothing_new_is_begun() -> None:
+    world = full_decode("late")
+    world.wait(1.9)
+    world.submit(request("soon"))
+    world.wait(0.2)
+    world.submit(request("new"))
+    assert [world.state(rid) for rid in ("late", "soon", "new")] == ["ready", "prefilling", "waiting"]
+    world.loaded("d0", slots_free=1)
+    assert [world.state(rid) for rid in ("late", "soon", "new")] == ["decoding", "prefilling", "prefilling"]
+
+
+def test_a_stream_is_late_although_a_worker_has_refused_it_meanwhile() -> None:
+    world = full_decode("late")
+    for _ in range(3):
+        world.loaded("d0", slots_free=1)
+        world.loaded("d0", slots_free=0)
+        world.refused("d0", "late", "no_room")
+        world.wait(0.9)
+    world.submit(request("new"))
+    assert (world.state("late"), world.state("new")) == ("ready", "waiting")
+
+
+def test_a_late_stream_holds_up_neither_another_tenant_nor_a_stream_that_was_cut() -> None:
+    world = full_decode("late", "cut")
+    world.loaded("d0", slots_free=1)
+    cut, late = sorted(("cut", "late"), key=lambda rid: world.state(rid) == "ready")
+    world.joined("d0", cut)
+    world.loaded("d0", slots_free=0)
+    world.wait(2.1)
+    world.submit(request("newcomer", tenant="another"))
+    world.refused("d0", cut, "stale")  # it was returned for lack of memory
+    assert world.state(late) == "ready"
+    assert (world.state("newcomer"), world.state(cut)) == ("prefilling", "prefilling")
+    world.submit(request("second", tenant="another"))
+    assert world.state("second") == "waiting"
+
+
+def test_a_late_stream_holds_up_its_own_kv_group_alone() -> None:
+    world = full_decode("late")
+    world.wait(2.1)
+    world.up("prefill", "p2", limits=ROOMY, model="newer")
+    world.up("decode", "d1", limits=ROOMY, model="newer")
+    world.submit(request("new"))
+    assert world.placed(Prefill, "new") == "p2"
+
+
+def test_a_stream_that_decode_cannot_fetch_holds_nobody_up() -> None:
+    world = full_decode("unread", decode=2)
+    world.loaded("d0", slots_free=1)
+    world.refused("d0", "unread", "unreachable")
+    world.wait(2.1)
+    world.submit(request("new"))
+    assert (world.state("unread"), world.state("new")) == ("ready", "prefilling")
+
+
+def test_what_has_waited_for_a_late_stream_is_not_begun_all_at_once() -> None:
+    world = Overload(ready_seconds=2.0, waiting_seconds_max=100.0)
+    world.come(10)
+    world.serve(10.0, per_second=4, arrivals=1)
+    assert 4 <= world.before_decode <= 10
+    world.take_nothing(4.0)
+    rids = world.come(50)
+    world.loaded("d0", slots_free=world.before_decode, free_pages=4096)  # all that stand there go on
+    begun = sum(world.placed(Prefill, rid) is not None for rid in rids)
+    assert 0 < begun <= 10
+    world.compute()
+    world.wait(8.1)
+    world.loaded("d0", slots_free=1000, free_pages=4096)
+    world.compute()
+    assert all(world.placed(Prefill, rid) for rid in rids)
