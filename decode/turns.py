@@ -6,8 +6,9 @@
 Those that leave go to the end of the line, so nobody waits for more turns than there are requests. The length of a turn
 T follows from how many run and wait: all should have had one within `ROTATION_TURNS` times `turn_seconds`. It is never
 so short that copies to host memory and back take more than a twentieth of it. Where requests are computed again, it is
-twice as long as that takes for all that run, up to `LONGEST_TURN`: so about a third of the device's time goes there.
-It lasts until a token has come: one that leaves whenever its mask is late would never go on. While nobody waits
+twice as long as that takes for all that run, up to `LONGEST_TURN`: so about a third of the device's time goes there,
+and more where that bound cuts a turn short, at most what `itl_target_seconds` leaves beside a step that decodes. A turn
+lasts until a token has come: one that leaves whenever its mask is late would never go on. While nobody waits
 there are no turns.
 
 This file counts seconds. It knows no pages and retracts nobody; `retraction` does.

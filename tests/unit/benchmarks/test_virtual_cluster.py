@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
 
+from decode.config import DecodeConfig
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.wire.baton import Baton, Holder
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.__main__ import SCENARIOS
-from tests.benchmarks.virtual_cluster.cluster import VirtualCluster
+from tests.benchmarks.virtual_cluster.cluster import ClusterShape, VirtualCluster
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, StepTimes, VirtualDevice, output_seed
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.figures import Figures, GapHistogram
 from tests.benchmarks.virtual_cluster.scenario import ScenarioSize, number, run_scenario
+from tests.benchmarks.virtual_cluster.trace import DrawTrace
 from tests.simulation.world.fabric import FabricWords
 from tests.simulation.world.timeline import Timeline, TimelineProcess
 
@@ -280,3 +282,43 @@ def test_small_runs_keep_to_their_gates(gate: Gate) -> None:
 def test_every_scenario_is_listed_with_what_it_is_about() -> None:
     assert all(scenario.about for scenario in SCENARIOS.values())
     assert {"no_max_tokens", "overload_2", "fleet", "fleet_upgrade"} <= SCENARIOS.keys()
+
+
+# ---- the longest turn ----
+
+
+@dataclass(frozen=True, slots=True)
+class MeteredTimes(StepTimes):
+    """Adds up, over all steps of a device, the seconds of prompts and of all that it does."""
+
+    spent: dict[str, float] = field(default_factory=lambda: {"extend": 0.0, "all": 0.0})
+
+    def of(self, batch: ScheduleBatch) -> float:
+        seconds = StepTimes.of(self, batch)
+        self.spent["all"] += seconds
+        self.spent["extend"] += StepTimes.of(self, replace(batch, decode_slots=()))
+        return seconds
+
+
+def test_where_the_bound_cuts_turns_short_pauses_and_what_is_computed_again_have_bounds() -> None:
+    """Twelve chats of 3,000 tokens of which four fit, no host memory, and a device that takes 1.5 ms for a token."""
+    decode, turn_seconds, chats, fit, target = DecodeConfig(), 20.0, 12, 4, 0.1
+    times = MeteredTimes(extend=0.005, extend_token=0.0015, decode=0.017, decode_row=0.0002)
+    shape = SCENARIOS["outgrown_pool"].runs(ScenarioSize())["recomputed"]
+    shape = replace(
+        shape, decode=replace(shape.decode, times=times, host_share=0.0), trace=chats_alone(shape)
+    )
+    cluster = VirtualCluster(shape, 0, encodes=False)
+    cluster.run()
+    figures = cluster.figures()
+    assert number(figures, "outcomes", "stop") == chats
+    assert 2 * fit * 3_000 * times.extend_token > turn_seconds, "the bound does not cut turns short"
+    most = 1 - times.decode / target
+    assert decode.itl_target_seconds == target
+    assert 1 / 3 < times.spent["extend"] / times.spent["all"] < most
+    computed = fit * 3_000 * times.extend_token / most
+    assert number(figures, "pause_max") < (chats - fit) / fit * (turn_seconds + computed)
+
+
+def chats_alone(shape: ClusterShape) -> DrawTrace:
+    return lambda rng: (each for each in shape.trace(rng) if each.kind == "chat")
