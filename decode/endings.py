@@ -102,6 +102,7 @@ class Endings:
     def put_back(self, req: Req) -> None:
         """Return a prompt, since a stream needs its pages; what is computed of it stays in the radix cache."""
         self.counters.put_back += 1
+        self.retraction.on_put_back()
         self.release(req)
         self.refuse(req, DecodeEvent.PUT_BACK, "no_room", "a stream needs the pages of this prompt")
 

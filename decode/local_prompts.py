@@ -64,6 +64,9 @@ class LocalPrompts:
     _prompts: dict[Req, Prompt] = field(default_factory=dict)  # in the order of their start
     # By step, with the seconds that it may take.
     _planned: dict[int, tuple[list[tuple[Prompt, Extend]], float]] = field(default_factory=dict)
+    _asked: set[int] = field(
+        default_factory=set
+    )  # rows of which a step alone was planned, to see what it costs
     _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property
@@ -107,7 +110,7 @@ class LocalPrompts:
 
     def plan(self, step: int, decode_rows: int) -> tuple[tuple[SlotJoin, ...], tuple[ExtendRow, ...]]:
         """What this step computes of them beside so many rows that decode: the joins and the rows."""
-        if not self._prompts:
+        if not self._prompts or self._asks_first(decode_rows):
             return (), ()
         extends = self._chunks(decode_rows)
         joins, rows = list[SlotJoin](), list[ExtendRow]()
@@ -149,10 +152,17 @@ class LocalPrompts:
             self.memory.commit_and_dedupe(done)  # the slot's next join names the pages anew
         return settled
 
+    def _asks_first(self, decode_rows: int) -> bool:
+        """Whether this step shows what so many rows cost alone: once for each number of them that was not seen yet."""
+        if not decode_rows or decode_rows in self._asked or self.cost.knows_decode(decode_rows):
+            return False
+        self._asked.add(decode_rows)
+        return True
+
     def _chunks(self, decode_rows: int) -> list[Extend]:
         """The next tokens of each in turn, until the step's tokens or its time are used up."""
         bound, left = self._bound_seconds(decode_rows), self.tokens_max
-        chunks = list[Extend]()
+        chunks, masked = list[Extend](), False
         for req, prompt in self._prompts.items():
             start, all_tokens = req.launched_len, prompt.end
             if start == all_tokens:
@@ -166,6 +176,10 @@ class LocalPrompts:
                 tokens_max=left,
             )
             end = min(start + max(count, self._tried_from(start, left)), all_tokens)
+            needs_mask = end == all_tokens and prompt.samples and req.params.grammar is not None
+            if needs_mask and masked and decode_rows:
+                break  # the mask of a first token takes what it takes: one a step, for streams wait for it
+            masked |= needs_mask
             chunks.append(Extend(req, start, end, last=end == all_tokens))
             if end < all_tokens or self.cost.extend is None:
                 break

@@ -86,6 +86,10 @@ class Retraction:
         """Count a new request; if others are retracted, it was backfilled before them."""
         self._backfilled = self.backfilled + self.active
 
+    def on_put_back(self) -> None:
+        """A new request has gone again before it ran."""
+        self._backfilled = max(0, self.backfilled - 1)
+
     @property
     def copying(self) -> bool:
         """Whether the device has copies to report."""
@@ -147,12 +151,17 @@ class Retraction:
             self._retract(victim)
         return victims
 
-    def lacks_pages(self, running: Collection[Req]) -> bool:
-        """Whether the steps ahead of `running` lack pages, so that somebody must give up some. One alone keeps none."""
+    def lacks_pages(self, running: Collection[Req], *, alone: bool = False) -> bool:
+        """Whether the steps ahead of `running` lack pages, so that somebody must give up some. One alone keeps none.
+
+        `alone`: whether it is one, which cannot be retracted itself.
+        """
         ending = sum(
             self.memory.releasable_pages(req) for req in running if req.launched_len >= req.final_kv_len
         )
         staying = [req for req in running if req.launched_len < req.final_kv_len]
+        if alone and len(staying) > 1:
+            return False
         kept = self.pages_kept if len(staying) > 1 else 0
         free = self.memory.available_pages + ending + self.pages_soon_free()
         return bool(staying) and self.pages_wanted(staying) + kept > free

@@ -47,6 +47,7 @@ from shared.primitives.errors import InvariantError
 from shared.scheduling.prompt_rows import prefilled, scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
+from shared.scheduling.tenant_shares import is_below_share, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Baton, Holder
 from shared.wire.messages import (
@@ -482,13 +483,23 @@ class DecodeScheduler:
         """Retract running requests until the next steps of the others fit; whether any was retracted."""
         running = self._batch.running.values()
         while (prompts := self._prompts.served) and self._retraction.lacks_pages(running):
-            self._endings.put_back(prompts[-1])
+            above = [req for req in prompts if not self._holds_little(req)]
+            if not (above or self._retraction.lacks_pages(running, alone=True)):
+                break  # a stream of a tenant that holds more is retracted for them, as for one whose pages arrive
+            self._endings.put_back((above or prompts)[-1])
         victims = self._retraction.retract_until_fits(running)
         for victim in victims:
             self._batch.remove(victim)
         if victims:
             self._admission.after_retraction(list(self._batch.running.values()))
         return bool(victims)
+
+    def _holds_little(self, req: Req) -> bool:
+        """Whether the tenant of a prompt is below its share without it, so that it may have what is kept for such."""
+        present = [*self._with_pages, *self._transfer_queue.transferring]
+        capacity = self.memory.pool.total * self.memory.page_size
+        others = tokens_by_tenant(each for each in present if each is not req)
+        return is_below_share(req, others, req.final_kv_len, capacity)
 
     def _deadlocked(self) -> Req | None:
         """One request to give back, if no step, copy or fetch can free pages and only the end of a quarantine could."""

@@ -75,15 +75,21 @@ class StepCost:
             self._moments[at] = kept * self._moments[at] + value * beyond
         self._fit = None
 
+    def knows_decode(self, rows: int) -> bool:
+        """Whether a step that only decodes so many rows, or about as many, has been seen."""
+        return _bucket(rows) in self._decode
+
     def decode_seconds(self, rows: int) -> float:
-        """`d`: of a step that only decodes. Where no such step was seen, at least that of a nearby bucket."""
+        """`d`: of a step that only decodes. Where no such step was seen, that of a nearby bucket.
+
+        For more rows than were ever seen it is that of the most: too little rather than too much, for what is left of a
+        step's time goes to prompts.
+        """
         if not rows or not self._decode:
             return 0.0
         bucket = _bucket(rows)
-        if larger := [known for known in self._decode if known >= bucket]:
-            return self._decode[min(larger)][1]
-        largest = max(self._decode)
-        return self._decode[largest][1] * bucket / largest
+        larger = [known for known in self._decode if known >= bucket]
+        return self._decode[min(larger) if larger else max(self._decode)][1]
 
     @property
     def extend(self) -> ExtendCost | None:

@@ -109,7 +109,7 @@ def could_serve(need: Need, worker: Worker, fleet: Fleet) -> bool:
 
 def whole_rounds(need: Need, fleet: Fleet, settings: RouterConfig) -> Iterator[list[Worker]]:
     """Decode workers that could serve the request with its prompt: first a handful, then all. See `_rounds`."""
-    return _rounds("decode", settings.decode_policy, could_serve, need, fleet, settings)
+    return _rounds("decode", settings.prefill_policy, could_serve, need, fleet, settings)
 
 
 def place_prefill(
@@ -124,15 +124,28 @@ def place_decode(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement[Worker] | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
+    roomy = _roomy(need, workers, settings, now)
+    return _choose(need, roomy, prefixes, settings.decode_policy, settings)
+
+
+def place_whole(
+    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
+) -> Placement[Worker] | None:
+    """The decode worker that computes the prompt, too: room first, then the policy of prefill."""
+    roomy = _roomy(need, workers, settings, now)
+    return _choose(need, roomy, prefixes, settings.prefill_policy, settings)
+
+
+def _roomy(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> list[Worker]:
+    """Workers that have room for the request."""
     sizes = {worker.hello.limits.page_size: worker for worker in workers}
     pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
     tenant, share_max = need.tenant, settings.tenant_share_max
-    roomy = [
+    return [
         worker
         for worker in workers
         if worker.has_room(pages[worker.hello.limits.page_size], tenant, share_max, now)
     ]
-    return _choose(need, roomy, prefixes, settings.decode_policy, settings)
 
 
 def place_beside_group(

@@ -97,10 +97,25 @@ class Worker:
         return self.hello.reads(message)
 
     @property
-    def has_turn(self) -> bool:
-        """Whether a decode worker computes one more prompt soon: what waits there fits its next steps."""
-        waits = max(sum(self.extending.values()), self.load.queued_tokens)
-        return waits < STEPS_WAITING * self.hello.limits.extend_tokens
+    def tokens_waiting(self) -> int:
+        """Tokens of prompts that a decode worker has to compute, as far as the router knows by now."""
+        new = (
+            count
+            for rid, count in self.extending.items()
+            if self.assigned[rid].load_number == self.load_number
+        )
+        return self.load.queued_tokens + sum(new)
+
+    def has_turn(self, tenant: str) -> bool:
+        """Whether a decode worker computes one more prompt soon: what waits there fits its next steps.
+
+        There is as much room again for tenants that have no prompt there.
+        """
+        most = STEPS_WAITING * self.hello.limits.extend_tokens
+        waiting = self.tokens_waiting
+        if waiting < most:
+            return True
+        return waiting < 2 * most and all(self.assigned[rid].tenant != tenant for rid in self.extending)
 
     @property
     def tokens(self) -> int:
@@ -133,7 +148,8 @@ class Worker:
         load = self.load
         if not (load.queued or load.running or self.assigned or self.foreseen):
             return self.hello.limits.pages or inf
-        pages = load.free_pages if not self.by_tenant[tenant] and self.assigned else load.pages_for_new
+        is_light = not self.by_tenant[tenant] and (self.assigned or load.running)
+        pages = load.free_pages if is_light else load.pages_for_new
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return pages + load.pages_a_second * seconds - in_front
 
@@ -258,7 +274,7 @@ class Worker:
 
         Returns whether it may take something now that it could not take before, or a prompt may be begun for it.
         """
-        before, unreported, had_turn = self.load, self.unreported, not self.extends or self.has_turn
+        before, unreported, waiting = self.load, self.unreported, self.tokens_waiting if self.extends else 0
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
@@ -267,7 +283,7 @@ class Worker:
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
             more |= load.free_pages > before.free_pages - unreported.pages
-            more |= not had_turn and self.has_turn
+            more |= self.extends and self.tokens_waiting < waiting
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
@@ -365,6 +381,7 @@ class Fleet:
         self._count(worker, 1)
         self._backends[_backend(hello)] += 1
         self._remember(hello.model_name)
+        self._index_whole()
         return worker
 
     def down(self, peer: str) -> Worker | None:
@@ -379,6 +396,9 @@ class Fleet:
             self._backends -= Counter((_backend(worker.hello),))
             if not worker.draining:
                 self._count(worker, -1)
+            if any(other.hello.model_name == worker.hello.model_name for other in self.workers.values()):
+                self._remember(worker.hello.model_name)
+            self._index_whole()
         return worker
 
     def drain(self, worker: Worker) -> None:
@@ -388,6 +408,7 @@ class Fleet:
             self.changes += 1
             self._note_whether_open(worker)
             self._count(worker, -1)
+            self._index_whole()
 
     def forget(self, rid: str) -> list[Worker]:
         """Take out what a step that broke off has left of a request at any worker; returns those that had some."""
@@ -482,9 +503,19 @@ class Fleet:
         if not self._partners[partners]:
             del self._partners[partners]
 
+    def _index_whole(self) -> None:
+        """Know the prefixes of decode workers, too, from when they have to compute prompts."""
+        if self._taking["prefill"] or not self._indexed:
+            return
+        for worker in self.of_role("decode"):
+            if worker.peer not in self.prefixes and self.serves_whole(worker):
+                self.prefixes.up(worker.peer, worker.pool_tokens, "decode")
+
     def _remember(self, model: str) -> None:
         mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]
-        prefill = [w.hello.limits.context_len for w in mine if w.hello.role == "prefill"]
+        prefill = [
+            w.hello.limits.context_len for w in mine if w.hello.role == "prefill" or self.serves_whole(w)
+        ]
         decode = [w.capacity or 0 for w in mine if w.hello.role == "decode"]
         bounds = [most for most in (max(prefill, default=0), max(decode, default=0)) if most]
         self._models[model] = min(bounds) if bounds else None

@@ -78,7 +78,10 @@ def _unserved(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:
     """Sampling that no worker of a role knows: waiting would not help."""
     asked = request.params.features
     for role in WORKER_ROLES if asked else ():
-        known = [worker.features for worker in fleet.of_role(role)]
+        serving = [*fleet.of_role(role)]
+        if role == "prefill" and serving:
+            serving += filter(fleet.serves_whole, fleet.of_role("decode"))
+        known = [worker.features for worker in serving]
         if known and not any(asked <= features for features in known):
             missing = sorted(asked - frozenset.union(*known)) or sorted(asked)
             message = f"The {role} workers of this deployment do not serve {', '.join(missing)}."

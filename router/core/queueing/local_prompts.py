@@ -35,7 +35,9 @@ class LocalPlacement:
         if self._settings.local_prefill == "always":
             return "always" if self._any_could_serve(live) else None
         by_prefill = any(
-            not worker.draining and placement.could_prefill(live.need, worker, self._fleet)
+            not worker.draining
+            and worker.peer not in live.avoided
+            and placement.could_prefill(live.need, worker, self._fleet)
             for worker in self._fleet.of_role("prefill")
         )
         return None if by_prefill or not self._any_could_serve(live) else "no_prefill"
@@ -50,7 +52,7 @@ class LocalPlacement:
             return placement.place_beside_group(live.need, source, shared, self._settings, now)
         for workers in placement.whole_rounds(live.need, self._fleet, self._settings):
             able = [worker for worker in workers if self._may_take(live, worker)]
-            choice = placement.place_decode(live.need, able, self._fleet.prefixes, self._settings, now)
+            choice = placement.place_whole(live.need, able, self._fleet.prefixes, self._settings, now)
             if choice is not None:
                 return choice
         return None
@@ -67,7 +69,9 @@ class LocalPlacement:
         return worker if placement.could_serve(live.need, worker, self._fleet) else None
 
     def _may_take(self, live: LiveRequest, worker: Worker) -> bool:
-        return worker.has_turn and (bool(live.output) or self._foresight.has_pages(live, worker))
+        return worker.has_turn(live.tenant.name) and (
+            bool(live.output) or self._foresight.has_pages(live, worker)
+        )
 
     def _any_could_serve(self, live: LiveRequest) -> bool:
         return any(

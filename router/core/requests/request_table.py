@@ -142,7 +142,7 @@ class RequestTable:
             live.sampling_group.decodes(choice.worker)
         self.reservations.ready.charge(live, live.request.params.max_new_tokens)
         self._place(live, choice, live.need.tokens, now, RequestEvent.PLACED_WHOLE)
-        choice.worker.extending[live.rid] = live.need.tokens - choice.hit_tokens
+        choice.worker.extending[live.rid] = live.need.tokens - max(choice.hit_tokens, choice.shared_tokens)
         live.joined = False
         self.reservations.send(choice.worker, prompt_command(Serve, live))
 
@@ -237,6 +237,11 @@ class RequestTable:
     ) -> None:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         worker = live.worker
+        if (
+            live.state is RequestState.EXTENDING
+        ):  # it did not wait meanwhile, and may find its own work in the cache
+            live.wait_until += now - live.state_since
+            live.cached_tokens = live.cached_tokens or 0
         self.reservations.unassign(live)
         self._advance(live, event, now, peer, cause)
         self.reservations.foresee(live, worker if live.state is RequestState.READY else None)

@@ -181,18 +181,21 @@ class MaskBudget:
         left = {tenant: each - self._owed.get(tenant, 0.0) for tenant in tenants}
         left_of_all = (ALL_SECONDS if len(tenants) > 1 else ALONE_SECONDS) - self._all_owed
         shares = MaskShares()
-        for row in sorted(rows, key=lambda row: self._turn.get(slots[row], 0)):
+        last = (
+            len(slots) if bounded is None else bounded
+        )  # streams have theirs before the first tokens of prompts
+        for row in sorted(rows, key=lambda row: (row >= last, self._turn.get(slots[row], 0))):
             slot = slots[row]
             tenant = self._tenants.get(slot, "")
             seconds = min(left[tenant], left_of_all)
             began_at = self.clock()
-            if bounded is not None and row >= bounded:
+            if row >= last:
                 compute(row, float("inf"))
             elif seconds <= 0 or not compute(row, seconds):
                 shares.sat_out.add(row)
             spent = self.clock() - began_at
             left[tenant] -= spent
-            left_of_all -= spent
+            left_of_all -= spent if row < last else 0.0  # its own tenant pays for a prompt
             if spent:
                 shares.seconds[row] = spent
             if row not in shares.sat_out:

@@ -384,15 +384,17 @@ class JudgedDecode(DecodeScheduler):
 
     def _retract_until_fits(self) -> bool:
         before, running = self._prompts.served, bool(self._batch.running)
+        present = [*self._with_pages, *self._transfer_queue.transferring] if before else []
         retracted = super()._retract_until_fits()
         kept = self._prompts.served
         put_back = [req for req in before if req not in kept]
         self.judged["a prompt is put back for a stream"] += len(put_back)
         assert running or not put_back, f"{[req.rid for req in put_back]} are put back, and nobody runs"
-        assert kept == before[: len(kept)], (
-            f"{[req.rid for req in put_back]} are put back before younger ones"
-        )
-        assert not (retracted and kept), f"streams are retracted beside {[req.rid for req in kept]}"
+        if retracted:
+            there = [each for each in present if each not in put_back]
+            held = {req: tokens_by_tenant(each for each in there if each is not req) for req in kept}
+            above = [req.rid for req in kept if not self._is_below_share(req, held[req])]
+            assert not above, f"streams are retracted beside the prompts {above}"
         return retracted
 
     def _judge_admission(self, req: Req, tokens: int, present: list[Req], held: Counter[str]) -> None:

@@ -41,8 +41,10 @@ def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
         group, tenant = live.need.group, live.tenant.name
         if (group, tenant) in asked or not places.is_wanted(live):
             continue
-        asked.add((group, tenant))
         place, front = next(places.open_to(live), None), fronts.get(group)
+        if place is None and places.follows(live):
+            continue  # it waits for one worker alone, not for room
+        asked.add((group, tenant))
         if place is None:
             fronts.setdefault(group, live)
         elif front is None or not places.is_kept_for(front, live):
@@ -125,7 +127,8 @@ class FreePlaces:
             return False
         always = self._settings.local_prefill == "always"
         return always or all(
-            worker.draining or self._lacks_features(live, worker) for worker in self._able(live)
+            worker.draining or worker.peer in live.avoided or self._lacks_features(live, worker)
+            for worker in self._able(live)
         )
 
     def _lacks_features(self, live: LiveRequest, worker: Worker) -> bool:
@@ -144,15 +147,23 @@ class FreePlaces:
             ):
                 yield worker
 
+    def follows(self, live: LiveRequest) -> bool:
+        """Whether it waits for the worker that has computed its prompt for a sibling."""
+        return bool(self._whole_sources(live) if self._is_served_whole(live) else self._sources(live))
+
+    def _whole_sources(self, live: LiveRequest) -> list[Worker]:
+        group = live.sampling_group
+        if group is None or self._now >= group.computed_at + PATIENCE_SECONDS:
+            return []
+        places = self._places_of_prompt(live)
+        return [each for each in self._able_whole(live) if each in places and each.peer not in live.avoided]
+
     def _open_whole(self, live: LiveRequest) -> Iterator[Worker]:
         """Decode workers that would take the request with its prompt."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
         able = list(self._able_whole(live))
-        sources = [worker for worker in able if worker in self._places_of_prompt(live)]
-        group = live.sampling_group
-        waits = group is not None and self._now < group.computed_at + PATIENCE_SECONDS
-        for worker in [each for each in sources if waits and each.peer not in live.avoided] or able:
+        for worker in self._whole_sources(live) or able:
             limits, load, reserved = worker.hello.limits, worker.load, sum(worker.reserved.values())
             new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
             own = sum(each.tenant == tenant for each in worker.assigned.values())
@@ -170,7 +181,7 @@ class FreePlaces:
                 and len(worker.assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
                 and (not own or own < share_of(limits.slots, share_max))
-                and max(computing, load.queued_tokens) < 2 * limits.extend_tokens
+                and computing + load.queued_tokens < 2 * limits.extend_tokens
                 and (
                     live.output
                     or load.pages_for_new < 0

@@ -119,7 +119,10 @@ class JudgedSilences:
         sent = self._open[peer].get(message.rid)
         if sent is None or sent.attempt != message.attempt:
             return
-        if isinstance(message, Paused) and self._core.fleet.workers[peer].hello.role == "prefill":
+        of_prompt = self._core.fleet.workers[peer].hello.role == "prefill" or (
+            sent.whole and sent.answered_at is None
+        )
+        if isinstance(message, Paused) and of_prompt:
             return  # prompts do not pause
         self._heard[peer] = sent.heard_at = now
         self._found.pop(peer, None)

@@ -59,8 +59,5 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a router does not hear that prefill is back": _never_back,
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
-        "the oldest prompt is put back for a stream": {
-            "prompts at decode": lambda served, prompts: served(prompts)[::-1]
-        },
     },
 }

@@ -163,7 +163,6 @@ PLACES: dict[str, dict[str, str]] = {
         "a request is computed at decode": "start",
         "chunks of what is computed at decode": "_chunks",
         "prompts of a step are settled": "settle",
-        "prompts at decode": "served",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
     "decode.migration.Migrations": {

@@ -180,6 +180,18 @@ def test_a_stream_that_lacks_a_page_gets_it_from_the_youngest_prompt() -> None:
     assert bench.holds_nothing
 
 
+def test_a_tenant_below_its_share_is_not_put_back_for_streams_of_one_that_holds_more() -> None:
+    bench = bench_with(pages=27, local_tokens_max=4, tenant_share_max=0.8)
+    of_b = msgspec.structs.replace(serve("b", prompt(20, 9), 2), tenant="b")
+    for number, rid in enumerate("stu", 2):
+        bench.send(msgspec.structs.replace(decode(rid, prompt(12, number), 40), tenant="a"))
+    bench.run_until(lambda: bench.core.memory.available_pages < 10)
+    bench.send(of_b)
+    bench.run_until(lambda: bool(bench.said(Prefilled)) or bool(bench.said(Refused)))
+    assert [each.rid for each in bench.said(Prefilled)] == ["b"]
+    assert bench.core.counters.put_back == 0
+
+
 def test_it_migrates_by_its_pages_once_it_has_its_first_token() -> None:
     bench = bench_with()
     bench.send(serve("r", prompt(20), 20))

@@ -113,11 +113,65 @@ def test_what_has_no_turn_soon_waits_at_the_router_for_the_next_report() -> None
     for number in range(3):
         world.submit(request(f"r{number}", LONG))
     assert [world.state(f"r{number}") for number in range(3)] == ["extending", "waiting", "waiting"]
-    world.loaded("d0", running=1, queued_tokens=150)  # another router's, too
+    world.loaded("d0", running=1, queued_tokens=300)  # another router's, too
     begun(world, "r0")
     assert world.state("r1") == "waiting"
     world.loaded("d0", running=1, queued_tokens=0)
     assert world.state("r1") == "extending"
+
+
+def test_a_tenant_without_a_prompt_there_has_a_turn_beside_one_that_fills_it() -> None:
+    world = deployment()
+    for number in range(2):
+        world.submit(request(f"a{number}", LONG, tenant="a"))
+    world.submit(request("b", tenant="b"))
+    assert [world.state(rid) for rid in ("a0", "a1", "b")] == ["extending", "waiting", "extending"]
+
+
+def test_the_second_turn_of_a_chat_goes_where_the_first_was_computed() -> None:
+    world = deployment(decode=2)
+    first = tuple(range(1, 321))
+    world.submit(request("a", first, max_new_tokens=2))
+    peer = world.placed(Serve, "a")
+    assert peer is not None
+    begun(world, "a", peer=peer, token=400)
+    world.generated(peer, "a", 1, 401)
+    world.finished(peer, "a", 2)
+    world.submit(request("b", (*first, 400, 401, 402)))
+    assert world.placed(Serve, "b") == peer
+
+
+def test_what_was_put_back_has_as_long_to_wait_as_before() -> None:
+    world = deployment(waiting_seconds_max=5.0)
+    world.submit(request("r"))
+    world.wait(6)
+    world.refused("d0", "r", "no_room")
+    assert world.outcome("r") is None
+    world.wait(1)
+    assert len(world.sent(Serve, "r")) == 2
+    begun(world, "r", cached_tokens=3)
+    world.generated("d0", "r", 1, *range(7))
+    world.finished("d0", "r", 8)
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestCompleted)
+    assert outcome.usage.cached_tokens == 0  # what it had computed itself
+
+
+def test_a_small_prefill_worker_bounds_nothing_that_decode_workers_serve_whole() -> None:
+    world = deployment()
+    world.up("prefill", "small", limits=msgspec.structs.replace(LIMITS, context_len=100))
+    world.submit(request("long", LONG))
+    assert world.placed(Serve, "long") == "d0"
+    world.submit(request("short"))
+    assert world.placed(Prefill, "short") == "small"
+
+
+def test_a_prompt_that_a_prefill_worker_has_lost_goes_to_decode_where_there_is_no_other() -> None:
+    world = deployment(prefill=1)
+    world.submit(request("r"))
+    world.refused("p0", "r", "internal")
+    world.wait(2)
+    assert world.placed(Serve, "r") == "d0"
 
 
 def test_a_prompt_is_begun_only_where_pages_are_left_beside_what_grows() -> None:
