@@ -10,9 +10,11 @@ their bytes (`msgspec.Raw`) until it is known how large. It holds the interprete
 from __future__ import annotations
 
 import re
+import threading
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TypeVar
 
 import msgspec
@@ -95,11 +97,19 @@ def _content_length(scope: Scope) -> int | None:
     return None
 
 
+_FIRST_USE = threading.Lock()
+_prepared = cache(msgspec.json.Decoder)
+
+
 def decode(body: bytes | bytearray | msgspec.Raw, kind: type[T], within: str = "") -> T:
     """`body` as `kind`; raises `RequestError` that names the field and the types, never a value.
 
     `within` is the field that `body` was found in.
     """
+    with (
+        _FIRST_USE
+    ):  # msgspec prepares a type when it is first met; two threads that do so at once end the process
+        _prepared(kind)  # type: ignore[arg-type]
     try:
         return msgspec.json.decode(body, type=kind)
     except RecursionError:
