@@ -47,12 +47,7 @@ class JudgedPauses:
             )
 
     def _take(self, peer: str, paused: Paused, link: Callable[[], None]) -> None:
-        counts = self._silences.held_by(peer).get(paused.rid) == paused.attempt
-        counts &= (
-            self._core.fleet.workers[peer].hello.role == "decode"
-            if peer in self._core.fleet.workers
-            else False
-        )
+        counts = self._silences.may_pause(peer, paused)
         before = {rid: (live.heard_at, live.held_up_by) for rid, live in self._core._requests.live.items()}
         link()
         if peer not in self._core.fleet.workers:  # the core has failed: all that the worker had is lost

@@ -84,6 +84,13 @@ class JudgedSilences:
         """The attempts that a worker has, by rid."""
         return {rid: sent.attempt for rid, sent in self._open[peer].items()}
 
+    def may_pause(self, peer: str, paused: Paused) -> bool:
+        """Whether the worker has the attempt and decodes it: prompts do not pause, wherever they are computed."""
+        worker, sent = self._core.fleet.workers.get(peer), self._open[peer].get(paused.rid)
+        if worker is None or worker.hello.role == "prefill" or sent is None or sent.attempt != paused.attempt:
+            return False
+        return not sent.whole or sent.answered_at is not None
+
     def hear(self, event: LinkEvent, now: float) -> None:
         """A worker says something, comes or goes."""
         match event:
@@ -119,11 +126,8 @@ class JudgedSilences:
         sent = self._open[peer].get(message.rid)
         if sent is None or sent.attempt != message.attempt:
             return
-        of_prompt = self._core.fleet.workers[peer].hello.role == "prefill" or (
-            sent.whole and sent.answered_at is None
-        )
-        if isinstance(message, Paused) and of_prompt:
-            return  # prompts do not pause
+        if isinstance(message, Paused) and not self.may_pause(peer, message):
+            return
         self._heard[peer] = sent.heard_at = now
         self._found.pop(peer, None)
         if isinstance(message, Prefilled | Row) and sent.answered_at is None:

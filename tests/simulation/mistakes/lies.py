@@ -86,7 +86,6 @@ MISTAKES: dict[str, Mistakes] = {
         "a request is answered and stays in the books": {
             "a failed request is struck from the books": nothing
         },
-        "a struck request keeps its room at a worker": {"a request is struck from all workers": gives([])},
         "after a struck request the counts of before are believed": {"the books are counted anew": nothing},
         "the tenant of a struck request is never forgotten": {
             "a tenant is forgotten": nothing,

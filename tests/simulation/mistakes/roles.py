@@ -240,7 +240,6 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.fleet.workers.Fleet": {
         "a worker comes": "up",
         "a worker goes": "down",
-        "a request is struck from all workers": "forget",
         "a worker is counted": "_count",
         "prompts per slot": "_prefilling_per_slot",
         "a decode worker serves whole requests": "serves_whole",
