@@ -64,9 +64,8 @@ class LocalPrompts:
     _prompts: dict[Req, Prompt] = field(default_factory=dict)  # in the order of their start
     # By step, with the seconds that it may take.
     _planned: dict[int, tuple[list[tuple[Prompt, Extend]], float]] = field(default_factory=dict)
-    _asked: set[int] = field(
-        default_factory=set
-    )  # rows of which a step alone was planned, to see what it costs
+    # Rows of which a step alone was planned, to see what it costs.
+    _asked: set[int] = field(default_factory=set)
     _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property

@@ -48,7 +48,8 @@ def test_a_third_of_the_worlds_overflow_and_a_quarter_are_calm(runs: list[Run]) 
 def test_worlds_are_as_large_as_they_claim() -> None:
     for seed in range(50):
         scenario = draw(seed)
-        assert min(scenario.sizes.prefill_workers, scenario.sizes.decode_workers) >= 3
+        assert scenario.sizes.decode_workers >= 3
+        assert scenario.sizes.prefill_workers >= 3 or not scenario.sizes.prefill_workers
         assert len(scenario.requests) >= 30
 
 

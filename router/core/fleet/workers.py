@@ -148,8 +148,7 @@ class Worker:
         load = self.load
         if not (load.queued or load.running or self.assigned or self.foreseen):
             return self.hello.limits.pages or inf
-        is_light = not self.by_tenant[tenant] and (self.assigned or load.running)
-        pages = load.free_pages if is_light else load.pages_for_new
+        pages = load.free_pages if not self.by_tenant[tenant] and self.assigned else load.pages_for_new
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return pages + load.pages_a_second * seconds - in_front
 

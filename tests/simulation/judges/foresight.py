@@ -48,7 +48,7 @@ def _spare(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> f
     own = -(-len(live.request.token_ids) // page_size) if worker.hello.limits.page_size else 0
     if not (coming or worker.assigned or load.queued or load.running):
         return (worker.hello.limits.pages or inf) - own
-    is_light = bool(worker.assigned or load.running) and all(
+    is_light = bool(worker.assigned) and all(
         each.tenant != live.tenant.name for each in worker.assigned.values()
     )
     pages = load.free_pages if is_light else load.pages_for_new

@@ -8,7 +8,7 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
-from shared.wire.messages import Decode, Draining, Migrate, Prefill, Prefilled, Serve
+from shared.wire.messages import Cancel, Decode, Draining, Migrate, Prefill, Prefilled, Serve
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
@@ -205,6 +205,22 @@ def test_a_lost_worker_is_a_continuation_from_all_tokens_so_far() -> None:
     other = "d1" if peer == "d0" else "d0"
     [_, (again, served)] = world.sent(Serve, "r")
     assert (again, served.token_ids, served.prompt_len, served.attempt) == (other, (1, 2, 3, 10, 11), 3, 2)
+
+
+def test_a_stop_string_that_is_found_late_ends_it_while_it_is_computed_again() -> None:
+    world = deployment(decode=2)
+    world.submit(request("r"))
+    peer = world.placed(Serve, "r")
+    assert peer is not None
+    begun(world, "r", peer=peer)
+    world.down(peer)
+    assert world.state("r") == "extending"
+    world.stop("r")
+    outcome = world.outcome("r")
+    assert isinstance(outcome, RequestCompleted)
+    assert outcome.reason == "stop"
+    assert len(world.sent(Cancel, "r")) == 1
+    world.assert_nothing_left()
 
 
 def test_a_stream_that_was_served_whole_migrates_by_its_pages() -> None:
