@@ -45,7 +45,11 @@ class Foresight:
         """Whether the decode worker has pages for it now, beside what is there as it grows; yes if it does not tell."""
         if worker.load.pages_for_new < 0:
             return True
-        return worker.pages_foreseen(live.tenant.name, 0.0) >= worker.pages_for(live.need.tokens)
+        load, pages = worker.load, worker.pages_for(live.need.tokens)
+        if not (load.queued or load.running or worker.assigned or worker.foreseen):
+            return True
+        in_front = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
+        return load.pages_for_new - in_front >= pages
 
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:
         """Whether a prompt may be begun, and the decode worker with the most room for it; of a handful, or else of all.
