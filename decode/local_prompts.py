@@ -19,7 +19,7 @@ from shared.batch.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 from shared.kv.kv_memory import KvMemory
 from shared.scheduling.chunk_budget import chunk_tokens
 from shared.scheduling.prefill_adder import Extend
-from shared.scheduling.step_cost import StepCost
+from shared.scheduling.step_cost import ExtendRate, StepCost
 
 # How long a step may take: the target, or so many times a step that only decodes, where those take longer …
 DECODE_STEPS = 1.25
@@ -92,6 +92,20 @@ class LocalPrompts:
     def tokens_left(self) -> int:
         """Tokens that no step in flight computes."""
         return sum(prompt.end - req.launched_len for req, prompt in self._prompts.items())
+
+    def rate(self, decode_rows: int) -> ExtendRate:
+        """How fast prompts are computed here beside so many rows that decode."""
+        if not self.enabled:
+            return ExtendRate()
+        tokens = chunk_tokens(
+            self.cost,
+            rows=decode_rows,
+            position=0,
+            bound_seconds=self._bound_seconds(decode_rows),
+            page_size=self.memory.page_size,
+            tokens_max=self.tokens_max,
+        )
+        return self.cost.extend_rate(decode_rows, tokens)
 
     def start(self, req: Req, *, samples: bool) -> None:
         """Compute the request from its first token on that is not cached; it has the pages of all its tokens."""

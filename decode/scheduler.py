@@ -47,6 +47,7 @@ from shared.primitives.errors import InvariantError
 from shared.scheduling.prompt_rows import prefilled, scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
+from shared.scheduling.step_cost import two_digits
 from shared.scheduling.tenant_shares import is_below_share, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Baton, Holder
@@ -511,7 +512,8 @@ class DecodeScheduler:
     def _load(self) -> Load:
         """The load that the routers are told."""
         in_slots = [*self._with_pages, *self._transfer_queue.transferring]
-        waiting = len(self._transfer_queue.waiting)
+        waiting, rows = len(self._transfer_queue.waiting), len(self._batch.running)
+        rate = self._prompts.rate(rows)
         return Load(
             queued=self._retraction.count + waiting,
             queued_tokens=self._prompts.tokens_left,
@@ -522,6 +524,9 @@ class DecodeScheduler:
             accepting=not self._retraction.active,
             pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(in_slots),
             pages_a_second=self._admission.returned.per_second(self._now),
+            extend_rate=rate.tokens_per_second,
+            position_seconds=rate.position_seconds,
+            step_seconds=two_digits(self._prompts.cost.decode_seconds(rows)),
         )
 
     # ---- proof ----

@@ -29,6 +29,7 @@ from shared.scheduling.prompt_queue import PromptQueue
 from shared.scheduling.prompt_rows import prefilled, scored_messages
 from shared.scheduling.request_states import RequestStates, check_states
 from shared.scheduling.router_sessions import RouterSessions
+from shared.scheduling.step_cost import StepCost
 from shared.scheduling.tenant_shares import is_below_share, share_of, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
 from shared.wire.baton import Holder
@@ -69,6 +70,7 @@ class PrefillScheduler:
         )
         self._words_kept = self.leases.free - share_of(self.leases.free, config.tenant_share_max)
         self.waiting = PromptQueue(config.queue_rules, self.memory, context_len, vocab_size)
+        self._cost = StepCost()
         self.batch = PromptBatch(self.memory, self.states, self.counters, config.max_running_requests)
         self._sessions = RouterSessions(self.leases, self._load, config.load_seconds, self._effects)
         self._sequence = 0
@@ -140,8 +142,11 @@ class PrefillScheduler:
 
     def settle(self, batch: ScheduleBatch, sampled: Sampled, now: float) -> None:
         """Commit what the step computed; hand over the requests whose prompt it completed."""
-        rows = enumerate(sampled.token_ids)
-        for place, extend in enumerate(self.batch.settle(batch.step)):
+        rows, extends = enumerate(sampled.token_ids), self.batch.settle(batch.step)
+        self._cost.observe_extend(
+            0, [(each.start, each.end - each.start) for each in extends], sampled.seconds
+        )
+        for place, extend in enumerate(extends):
             row, token_id = next(rows) if extend.last else (None, None)
             req = extend.req
             if req.state is PrefillState.CANCELLED:
@@ -318,6 +323,7 @@ class PrefillScheduler:
 
     def _load(self) -> Load:
         computing = sum(len(req.token_ids) - req.launched_len for req in self.batch.reqs)
+        rate = self._cost.extend_rate(0, self._step_input)
         return Load(
             queued=len(self.waiting),
             queued_tokens=self.waiting.tokens + computing,
@@ -325,4 +331,6 @@ class PrefillScheduler:
             running_tokens=sum(len(req.token_ids) for req in self.batch.reqs),
             free_pages=self.memory.available_pages,
             slots_free=self.batch.free_slots,
+            extend_rate=rate.tokens_per_second,
+            position_seconds=rate.position_seconds,
         )

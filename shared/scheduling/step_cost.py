@@ -37,6 +37,13 @@ class ExtendCost(NamedTuple):
         return self.fixed + self.token * tokens + self.position * sum_of_positions(start, tokens)
 
 
+class ExtendRate(NamedTuple):
+    """How fast steps compute prompts, as `Load` tells it; all 0.0: not known."""
+
+    tokens_per_second: float = 0.0  # from the first token of a prompt on
+    position_seconds: float = 0.0  # that a token takes longer for each token before it
+
+
 class StepCost:
     """The costs of one device."""
 
@@ -91,12 +98,28 @@ class StepCost:
         larger = [known for known in self._decode if known >= bucket]
         return self._decode[min(larger) if larger else max(self._decode)][1]
 
+    def extend_rate(self, rows: int, tokens: int) -> ExtendRate:
+        """The rate of steps that compute `tokens` of prompts each, beside `rows` that decode."""
+        extend = self.extend
+        seconds = extend.seconds(0, tokens) if extend is not None else 0.0
+        if extend is None or not seconds:
+            return ExtendRate()
+        step_seconds = seconds + self.decode_seconds(rows)
+        return ExtendRate(
+            two_digits(tokens / step_seconds), two_digits(extend.position * step_seconds / seconds)
+        )
+
     @property
     def extend(self) -> ExtendCost | None:
         """`f`, `e0` and `e1`; None: no step has told yet."""
         if self._fit is None and self._squares[0][0]:
             self._fit = ExtendCost(*_fitted(self._squares, self._moments))
         return self._fit
+
+
+def two_digits(value: float) -> float:
+    """The value to two digits: a load is told when it has changed, and no rate is known better."""
+    return float(f"{value:.2g}")
 
 
 def sum_of_positions(start: int, tokens: int) -> int:

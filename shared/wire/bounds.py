@@ -33,6 +33,7 @@ Pages = Annotated[tuple[Page, ...], Meta(max_length=NUMBERS_MAX)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=NUMBERS_MAX)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 PagesPerSecond = Annotated[float, Meta(ge=0, le=COUNT_MAX)]
+TokensPerSecond = Annotated[float, Meta(ge=0, le=COUNT_MAX)]
 BytesPerSecond = Annotated[float, Meta(ge=0, le=BYTES_PER_SECOND_MAX)]
 # Workers of version 0.1.0 send -inf for a token that cannot come; NaN and inf are refused.
 Logprob = Annotated[float, Meta(le=LOGPROB_ROUNDING)]

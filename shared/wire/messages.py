@@ -37,6 +37,7 @@ from shared.wire.bounds import (
     PagesPerSecond,
     Seconds,
     TokenIds,
+    TokensPerSecond,
 )
 from shared.wire.sampled import TokenLogprobs
 from shared.wire.sampling_params import SamplingParams
@@ -312,6 +313,10 @@ class Load(Message, frozen=True):
     accepting: bool = True
     pages_for_new: PageOrNone = -1  # of decode: beside the growth of all that are there; -1: not told
     pages_a_second: PagesPerSecond = 0.0  # … that those give back which end there
+    # tokens of prompts that it computes, from a prompt's first token on, beside what decodes; 0: not known
+    extend_rate: TokensPerSecond = 0.0
+    position_seconds: Seconds = 0.0  # … that a token takes longer for each token before it
+    step_seconds: Seconds = 0.0  # of a step that only decodes, with the rows of now
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

@@ -80,7 +80,14 @@ def written(message: Message, writer: Hello) -> bytes:
 def as_older(message: Message) -> Message:
     """Without what an older process does not say."""
     if isinstance(message, Load):
-        return msgspec.structs.replace(message, pages_for_new=-1, pages_a_second=0.0)
+        return msgspec.structs.replace(
+            message,
+            pages_for_new=-1,
+            pages_a_second=0.0,
+            extend_rate=0.0,
+            position_seconds=0.0,
+            step_seconds=0.0,
+        )
     return message
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from decode.lifecycle import DecodeState
-from shared.batch.schedule_batch import ForwardMode
+from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.wire.messages import (
     Cancel,
     Finished,
@@ -23,6 +23,11 @@ from shared.wire.messages import (
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.decode.test_retraction import in_state
 from tests.unit.scheduling.worker_bench import EOS, ORDINARY, PAGE_SIZE, decode, params, prompt
+
+
+def one_millisecond_a_token(batch: ScheduleBatch) -> float:
+    """What a device takes on which 10 ms are a step's own."""
+    return 0.01 + 0.001 * sum(len(row.token_ids) for row in batch.extend)
 
 
 def serve(
@@ -220,3 +225,25 @@ def test_a_page_is_whole_in_every_chunk_but_the_last() -> None:
     bench.run()
     rows = [row for batch in bench.device.batches for row in batch.extend]
     assert all((row.start + len(row.token_ids)) % PAGE_SIZE == 0 for row in rows[:-1])
+
+
+def test_a_worker_tells_how_fast_it_computes_prompts() -> None:
+    bench = DecodeBench(pages=64, local_tokens_max=64, itl_target_seconds=0.06, load_seconds=0.001)
+    bench.device.seconds = one_millisecond_a_token
+    bench.turn()
+    assert bench.said(Load)[-1].extend_rate == 0, "no step has told"
+    for number in range(6):
+        bench.send(serve(f"r{number}", prompt(20 + number, number), max_new_tokens=6, seed=number))
+        bench.run()
+    bench.now += 1
+    bench.turn()
+    alone = bench.said(Load)[-1]
+    assert alone.extend_rate == pytest.approx(64 / 0.074, rel=0.2)
+    assert alone.step_seconds == 0
+    bench.send(serve("stream", prompt(9), max_new_tokens=40))
+    bench.turn(8)
+    bench.now += 1
+    bench.turn()
+    beside = bench.said(Load)[-1]
+    assert beside.step_seconds == pytest.approx(0.01, rel=0.1)
+    assert beside.extend_rate < alone.extend_rate

@@ -393,3 +393,17 @@ def test_a_router_that_connects_to_a_draining_worker_is_sent_draining() -> None:
     bench.routers[1].link(bench.links)
     bench.turn(2)
     assert len(bench.said(Draining)) >= 2
+
+
+def test_a_worker_tells_how_fast_it_computes_prompts() -> None:
+    bench = PrefillBench(chunked_prefill_size=16, max_prefill_tokens=16)
+    bench.device.seconds = lambda batch: 0.01 + 0.001 * sum(len(row.token_ids) for row in batch.extend)
+    bench.turn()
+    assert bench.said(Load)[-1].extend_rate == 0, "no step has told"
+    for number in range(8):
+        bench.send(prefill(f"r{number}", prompt(5 + 3 * number, number)))
+        bench.run()
+        bench.send(Release(f"r{number}", 1))
+    bench.now += 1
+    bench.turn()
+    assert bench.said(Load)[-1].extend_rate == pytest.approx(16 / 0.026, rel=0.2)

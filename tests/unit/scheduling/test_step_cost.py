@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.scheduling.chunk_budget import chunk_tokens
-from shared.scheduling.step_cost import DECODE_STEPS, EXTEND_STEPS, ExtendCost, StepCost
+from shared.scheduling.step_cost import DECODE_STEPS, EXTEND_STEPS, ExtendCost, ExtendRate, StepCost
 
 PAGE = 16
 TOKENS_MAX = 2048
@@ -170,3 +170,25 @@ def test_more_time_is_never_fewer_tokens_and_a_later_position_never_more(
 
 def test_until_a_step_has_told_a_chunk_is_a_page() -> None:
     assert [_chunk(StepCost(), 0, position, 10.0) for position in (0, 5, PAGE)] == [PAGE, PAGE - 5, PAGE]
+
+
+@given(planted=COSTS, decode=DECODE, rows=st.sampled_from((0, 1, 8)), tokens=st.integers(1, TOKENS_MAX))
+@settings(max_examples=20, deadline=None)
+def test_a_rate_is_what_so_large_steps_compute_a_second(
+    planted: ExtendCost, decode: float, rows: int, tokens: int
+) -> None:
+    rate = _learnt(planted, decode, seed=1).extend_rate(rows, tokens)
+    step = planted.seconds(0, tokens) + (decode * (1 + rows / 8) if rows else 0.0)
+    assert rate.tokens_per_second == pytest.approx(tokens / step, rel=0.08)
+    assert rate.position_seconds == pytest.approx(
+        planted.position * step / planted.seconds(0, tokens), rel=0.15
+    )
+
+
+def test_no_rate_is_told_before_a_step_has_told_and_noise_of_a_percent_does_not_change_it() -> None:
+    assert StepCost().extend_rate(0, 512) == ExtendRate()
+    rates = {
+        _learnt(ExtendCost(0.001, 1e-4, 0.0), 0.01, seed=seed, noise=0.001).extend_rate(0, 512)
+        for seed in range(5)
+    }
+    assert len({rate.tokens_per_second for rate in rates}) == 1

@@ -43,6 +43,7 @@ class ScriptedDevice:
     sits_out: Callable[[int, int], bool] = lambda _seed, _index: (
         False
     )  # a row of DECODE, by that token's index
+    seconds: Callable[[ScheduleBatch], float] = lambda _batch: 0.0  # that a step takes; 0.0: not known
     batches: list[ScheduleBatch] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)  # "launch 1", "settle 1", …
     copies: list[int] = field(default_factory=list)  # started, not done
@@ -78,7 +79,9 @@ class ScriptedDevice:
         failed = {at: "scripted" for at, slot in enumerate(slots) if self._fails(slot) and at not in sat_out}
         for at in sat_out:
             self._kv_len[slots[at]] -= 1
-        self._results[batch.step] = Sampled(sampled, failed=failed, sat_out=sat_out)
+        self._results[batch.step] = Sampled(
+            sampled, failed=failed, sat_out=sat_out, seconds=self.seconds(batch)
+        )
 
     def wait(self, step: int) -> Sampled:
         self.trace.append(f"settle {step}")
