@@ -1,10 +1,11 @@
 """The smoke test of a deployment: one request through its front door, and the proof that its KV moved between workers.
 
-    python -m shared.local.smoke_test http://segue-router:8000 http://segue-routers:8001
+    python -m shared.local.smoke_test http://segue-router:8000 http://segue-routers:8001 [aggregated]
 
 It streams a completion, then asks a router's admin port what became of that request; any router asks the one that
 served it. The prompt begins with a random word, because a decode worker that already has the pages would fetch nothing.
-The key in OPENAI_API_KEY, if there is one, goes with what the front door is asked.
+The key in OPENAI_API_KEY, if there is one, goes with what the front door is asked. `aggregated`: the deployment has no
+prefill worker, so the request must have gone to a decode worker alone, and no KV moves.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ANSWER_SECONDS_MAX = 120.0  # also for a first request that waits until a worker
 MAX_TOKENS = 16
 
 
-def smoke_test(url: str, admin_url: str) -> list[str]:
+def smoke_test(url: str, admin_url: str, aggregated: bool = False) -> list[str]:
     """What was found behind the two URLs, one line each. Raises SmokeTestError when something is not right."""
     hooks = {"response": [_require_success]}
     key = os.environ.get("OPENAI_API_KEY")
@@ -37,7 +38,10 @@ def smoke_test(url: str, admin_url: str) -> list[str]:
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SmokeTestError(f"{url} gave no answer; is a router ready? {reason}") from error
-    return [f"{model} streamed {pieces} pieces of text and ended properly", *_describe(rid, record)]
+    return [
+        f"{model} streamed {pieces} pieces of text and ended properly",
+        *_describe(rid, record, aggregated),
+    ]
 
 
 def _stream(client: httpx2.Client, headers: dict[str, str], model: str) -> tuple[str, int]:
@@ -59,15 +63,18 @@ def _stream(client: httpx2.Client, headers: dict[str, str], model: str) -> tuple
     return response.headers["x-segue-request-id"], pieces
 
 
-def _describe(rid: str, record: dict[str, Any]) -> list[str]:
-    """Where the request went and how its KV moved; raises SmokeTestError when none moved."""
+def _describe(rid: str, record: dict[str, Any], aggregated: bool) -> list[str]:
+    """Where the request went and how its KV moved; raises SmokeTestError when none moved that should have."""
     workers = [f"{visit['role']} {visit['worker']}" for visit in record["workers"]]
+    went = f"request {rid} went to {', then '.join(workers)}"
+    if aggregated and record["workers"] and all(visit["role"] == "decode" for visit in record["workers"]):
+        return [f"{went}, which computed its prompt, too"]
     moved_bytes, milliseconds = record["fetched_bytes"], record["fetch_milliseconds"]
     if moved_bytes <= 0:
         raise SmokeTestError(f"no KV moved for request {rid}: it went to {', '.join(workers) or 'no worker'}")
     speed = f"{record['link_bytes_per_second'] / 1e6:.0f} MB/s over {record['transport']}"
     return [
-        f"request {rid} went to {', then '.join(workers)}",
+        went,
         f"{moved_bytes} bytes of KV moved for it in {milliseconds:.1f} ms: "
         f"the link gave {moved_bytes / max(milliseconds, 0.001) / 1e3:.0f} MB/s",
         f"by its last fetches it carries {speed}"
@@ -88,7 +95,8 @@ def _require_success(response: httpx2.Response) -> None:
 def main() -> None:
     """Print what was found and exit with 0, or print one sentence and exit with 1."""
     try:
-        sys.stdout.writelines(f"{line}\n" for line in smoke_test(*sys.argv[1:3]))
+        found = smoke_test(sys.argv[1], sys.argv[2], aggregated=sys.argv[3:] == ["aggregated"])
+        sys.stdout.writelines(f"{line}\n" for line in found)
     except SmokeTestError as error:
         sys.exit(f"segue smoke test: {error}")
 

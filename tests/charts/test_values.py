@@ -337,6 +337,12 @@ def test_the_notes_name_the_service_that_is_there() -> None:
     assert "other-segue-router" in of_kind(objects(None, release="other"), "Service")
 
 
+def test_the_smoke_test_is_told_that_no_kv_will_move() -> None:
+    for sets, told in ((), False), (("prefill.replicas=null",), False), (("prefill.replicas=0",), True):
+        command = pods(objects(None, *sets))["test"]["spec"]["containers"][0]["args"]
+        assert (len(command), command[2:] == ["aggregated"]) == (2 + told, told)
+
+
 def test_api_keys_reach_the_routers_as_hashes_and_the_smoke_test_in_plain() -> None:
     for sets, name in ((), "segue-api-keys"), (("auth.existingSecret=mine",), "mine"):
         rendered = pods(objects(None, *sets))

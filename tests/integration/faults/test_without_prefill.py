@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from shared.local.smoke_test import smoke_test
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import linked_workers
 from tests.integration.deployments.streams import StreamedAnswer, crowd
@@ -61,6 +62,7 @@ def test_its_second_turn_finds_the_first_in_its_cache(whole: LocalDeployment) ->
 def test_it_says_that_it_serves(whole: LocalDeployment) -> None:
     health = httpx2.get(f"{whole.url}/health", verify=False).json()
     assert (health["ready"], health["facts"]["serving"]) == (True, "aggregated")
+    assert "decode-0/" in smoke_test(whole.url, whole.admin_url, aggregated=True)[1]
 
 
 def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back() -> None:

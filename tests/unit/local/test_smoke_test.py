@@ -29,11 +29,12 @@ def router(
     link_bytes_per_second: int = 2_500_000_000,
     clients: set[object] | None = None,
     api_key: str = "",
+    roles: tuple[str, ...] = ("prefill", "decode"),
 ) -> Iterator[str]:
     """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
     asks for that, but not where it tells of requests.
     """
-    visits = [{"role": "prefill", "worker": "p"}, {"role": "decode", "worker": "d"}]
+    visits = [{"role": role, "worker": role[0]} for role in roles]
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
         "/debug/requests/r1": {
@@ -91,6 +92,17 @@ def test_a_whole_stream_whose_kv_moved_passes() -> None:
             "4000000 bytes of KV moved for it in 2.0 ms: the link gave 2000 MB/s",
             "by its last fetches it carries 2500 MB/s over tcp/eth0",
         ]
+
+
+def test_without_prefill_workers_a_request_that_decode_served_alone_passes() -> None:
+    with router(WHOLE, 0, roles=("decode",)) as url:
+        assert smoke_test(url, url, aggregated=True)[1:] == [
+            "request r1 went to decode d, which computed its prompt, too"
+        ]
+        with pytest.raises(SmokeTestError, match="no KV moved for request r1: it went to decode d"):
+            smoke_test(url, url)
+    with router(WHOLE, 0, roles=()) as url, pytest.raises(SmokeTestError, match="it went to no worker"):
+        smoke_test(url, url, aggregated=True)
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:
