@@ -3,6 +3,7 @@
 #   make serve ARGS="--prefill 2 --decode 2"      the whole deployment on this machine
 #   make check                                    before each commit: linters, types, contracts, tests/tidy and the unit tests but the engine's
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
+#   make aggregated                               answers, the API and abuse without prefill workers; ARGS="-m aggregated": as CI, a test of each file
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
@@ -23,11 +24,11 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve check test clients images cluster-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check test aggregated clients images cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | check | test | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | check | test | aggregated | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -67,6 +68,11 @@ check: lint
 
 test: setup
 	$(PYTEST) $(ARGS)
+
+AGGREGATED := $(addprefix tests/integration/,answers routers/test_api_keys.py command)
+# Deployments of these tests start no prefill worker: decode workers compute prompts, and metrics must show it.
+aggregated: setup
+	SEGUE_TEST_AGGREGATED=1 $(PYTEST) tests/abuse $(AGGREGATED) $(ARGS)
 
 images: setup
 	images/build

@@ -24,7 +24,6 @@ import httpx2
 from tests.abuse.probing import ProbingClient
 from tests.abuse.procfs import PeakMemory
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess
-from tests.integration.deployments.observing import linked_workers
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
 from tests.waiting import soon, until
 
@@ -142,12 +141,16 @@ class AbusedDeployment:
 
     def all_home(self) -> None:
         """Wait until every worker is linked and nothing is held."""
-        until(lambda: len(self.running.processes()) == 5, HOME_SECONDS_MAX, "the return of every process")
-        until(lambda: self._settled(), HOME_SECONDS_MAX, "four linked workers that hold nothing")
+        until(
+            lambda: len(self.running.processes()) == self.running.workers + 1,
+            HOME_SECONDS_MAX,
+            "the return of every process",
+        )
+        until(lambda: self._settled(), HOME_SECONDS_MAX, "linked workers that hold nothing")
 
     def _settled(self) -> bool:
         try:
-            return linked_workers(self.running) == 4 and not self.running.held()
+            return self.running.all_linked() and not self.running.held()
         except httpx2.TransportError:
             return False
 

@@ -264,6 +264,7 @@ def answered_tokens(target: AbusedDeployment, body: dict[str, Any]) -> list[int]
     return tokens
 
 
+@pytest.mark.aggregated
 def test_one_client_cannot_learn_what_another_has_sent(target: AbusedDeployment) -> None:
     secret = completion(f"The secret of {MARKER} is " + "a long story that nobody else knows " * 20)
     assert cached_tokens(answer(target, COMPLETIONS, secret)) == 0

@@ -17,17 +17,18 @@ from tests.abuse.procfs import descriptors, limited, started_at
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.test_strangers import links_port
 from tests.abuse.wire import completion, connect, get, post, talk
+from tests.integration.deployments.aggregated import needs_prefill
 from tests.integration.deployments.deployment import RunningProcess
-from tests.integration.deployments.observing import linked_workers
 from tests.integration.deployments.thread_stop import stop_computing
 from tests.waiting import until
 
 CONTINUE_SECONDS = 2.0  # until its streams go on elsewhere
 FROZEN_SECONDS = 4.0  # longer than the links' silence of 3 s
 RESERVE = 300  # descriptors left to the router: more than it keeps back, fewer than the clients want
+Fault = Callable[[AbusedDeployment], None]
 
 
-def signal_role(number: int, *roles: str) -> Callable[[AbusedDeployment], None]:
+def signal_role(number: int, *roles: str) -> Fault:
     """Send a signal to all workers of these roles."""
 
     def do(target: AbusedDeployment) -> None:
@@ -38,7 +39,7 @@ def signal_role(number: int, *roles: str) -> Callable[[AbusedDeployment], None]:
     return do
 
 
-def signal_busy(number: int, role: str) -> Callable[[AbusedDeployment], None]:
+def signal_busy(number: int, role: str) -> Fault:
     """Send a signal to a worker that serves streams."""
     return lambda target: target.kill(busy(target, role), number)
 
@@ -64,7 +65,7 @@ def frozen(target: AbusedDeployment, process: RunningProcess) -> Iterator[None]:
         target.kill(process, signal.SIGCONT)
 
 
-def freeze(role: str) -> Callable[[AbusedDeployment], None]:
+def freeze(role: str) -> Fault:
     """Stop a process for longer than its peers wait."""
 
     def do(target: AbusedDeployment) -> None:
@@ -149,10 +150,15 @@ FAULTS = {  # in turns those that end a process and those that do not: it is res
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_streams_are_bit_equal_through_a_fault(
-    target: AbusedDeployment, fault: Callable[[AbusedDeployment], None]
-) -> None:
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """In which shapes of the deployment a fault is tried."""
+    if "prefill" in name:
+        return [needs_prefill("there is none to harm")]
+    return [pytest.mark.aggregated] if name == "a decode worker is killed" else []
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, id=name, marks=marks(name)) for name, f in FAULTS.items()])
+def test_streams_are_bit_equal_through_a_fault(target: AbusedDeployment, fault: Fault) -> None:
     target.all_home()
     router = target.router().pid
     with target.undisturbed_streams():
@@ -202,5 +208,5 @@ def test_a_killed_router_breaks_its_streams_without_a_false_end(target: AbusedDe
     until(lambda: len(target.running.processes("router")) == 1, 30, "the router's return")
     target.expect_new_router()
     target.all_home()
-    assert linked_workers(target.running) == 4
+    assert target.running.all_linked()
     assert target.stream() == target.undisturbed

@@ -44,6 +44,7 @@ def router_lives_on(target: AbusedDeployment, mib: int) -> Iterator[None]:
     target.all_home()
 
 
+@pytest.mark.aggregated
 def test_every_connection_that_is_allowed_fits_into_memory(target: AbusedDeployment) -> None:
     with router_lives_on(target, 128), ExitStack() as stack:
         for number in range(BOUNDS.connections_max + 200):

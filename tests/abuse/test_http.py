@@ -255,6 +255,7 @@ def test_a_connection_is_answered_or_closed(target: AbusedDeployment, case: Stre
             reply.error()
 
 
+@pytest.mark.aggregated
 def test_a_hang_up_behind_a_second_request_is_seen(target: AbusedDeployment) -> None:
     long = completion(MARKER, max_tokens=1500, ignore_eos=True)
     with connect(target.port) as connection:

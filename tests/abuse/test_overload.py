@@ -30,7 +30,7 @@ def flood(target: AbusedDeployment, streamed: bool) -> Iterator[None]:
         for _ in range(CONNECTIONS):
             connection = connections.enter_context(connect(target.port, GREEDY))
             connection.sendall(post("/v1/completions", body))
-        running = ("prefilling", "ready", "decoding")
+        running = ("prefilling", "extending", "ready", "decoding")
         until(
             lambda: sum(map(target.running.live_requests, running)) >= 100 or refusals(target) > refused,
             TAKEN_SECONDS_MAX,
@@ -50,7 +50,10 @@ def four_tokens(target: AbusedDeployment, seconds_max: float) -> list[Reply]:
     return talk(target.port, post("/v1/completions", body), source=MODEST, seconds_max=seconds_max).replies()
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole answers", "streams"])
+@pytest.mark.parametrize(
+    "streamed",
+    [pytest.param(False, marks=pytest.mark.aggregated, id="whole answers"), pytest.param(True, id="streams")],
+)
 def test_four_tokens_come_within_two_seconds_while_another_client_floods(
     target: AbusedDeployment, streamed: bool
 ) -> None:

@@ -177,6 +177,7 @@ def test_two_thousand_idle_connections_cost_little(target: AbusedDeployment) -> 
     assert target.router().pid == target.router_pid
 
 
+@pytest.mark.aggregated
 def test_stop_strings_that_nearly_match_cost_the_router_little(target: AbusedDeployment) -> None:
     (tokens,) = talk(target.port, post("/tokenize", b'{"prompt": "aaaa"}')).replies()
     (token,) = json.loads(tokens.body)["tokens"]

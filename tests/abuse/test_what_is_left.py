@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import httpx2
+import pytest
 
 from tests.abuse.procfs import status_bytes
 from tests.abuse.target import MARKER, MIB, AbusedDeployment
@@ -18,6 +19,7 @@ def test_nothing_is_held(target: AbusedDeployment) -> None:
     assert target.running.held() == {}
 
 
+@pytest.mark.aggregated
 def test_streams_are_what_they_were_in_the_beginning(target: AbusedDeployment) -> None:
     assert target.stream() == target.undisturbed
 

@@ -17,9 +17,10 @@ import pytest
 
 from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
-from tests.integration.deployments.observing import continuations, linked_workers
+from tests.integration.deployments.observing import continuations
 from tests.integration.deployments.streams import crowd
 from tests.integration.faults.conftest import PROMPT
 from tests.integration.faults.test_faults import disturb, kill
@@ -53,7 +54,7 @@ def test_greedy_answers_are_those_of_transformers(path_of_a_gpu: LocalDeployment
     assert len([rows for rows, count in steps.items() if count]) > 1, "batches of several sizes"
     assert path_of_a_gpu.total("decode", "segue_device_busy_seconds_total{mode=decode}") > 0
     assert path_of_a_gpu.total("decode", "segue_memory_bytes{kind=kv}") > 0
-    assert path_of_a_gpu.total("prefill", "segue_device_busy_seconds_total{mode=extend}") > 0
+    assert path_of_a_gpu.total(PROMPT_ROLE, "segue_device_busy_seconds_total{mode=extend}") > 0
 
 
 @pytest.mark.timeout(600)
@@ -62,7 +63,7 @@ def test_a_killed_decode_worker_only_pauses_the_stream(path_of_a_gpu: LocalDeplo
     before = continuations(path_of_a_gpu)
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=LONG)) == undisturbed
     assert continuations(path_of_a_gpu) == before + 1
-    until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
+    until(path_of_a_gpu.all_linked, 180, "all workers' readiness")
 
 
 @pytest.mark.timeout(600)
@@ -78,7 +79,7 @@ def test_answers_that_are_constrained_or_told_of_go_on_after_a_kill(path_of_a_gp
         before = continuations(path_of_a_gpu)
         assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=params)) == undisturbed
         assert continuations(path_of_a_gpu) == before + 1
-        until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
+        until(path_of_a_gpu.all_linked, 180, "all workers' readiness")
         if "logprobs" not in params:
             assert re.match(r"([a-z]{2,9} )+[a-z]*$", undisturbed.text)
         else:
@@ -107,7 +108,7 @@ def test_a_stream_migrates_from_a_draining_decode_worker(path_of_a_gpu: LocalDep
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=drain, params=LONG)) == undisturbed
     assert path_of_a_gpu.total("router", "segue_migrations_total{outcome=migrated}") == 1
     assert continuations(path_of_a_gpu) == tried_again
-    until(lambda: linked_workers(path_of_a_gpu) == 3, 180, "all workers' readiness")
+    until(path_of_a_gpu.all_linked, 180, "all workers' readiness")
     until(lambda: not path_of_a_gpu.held(), 5, "everything given back")
 
 

@@ -51,6 +51,7 @@ def test_greedy_answers_are_those_of_transformers(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.aggregated
 def test_sixteen_at_a_time_get_the_answers_each_got_alone(
     one_each: LocalDeployment, prompts: list[list[int]], alone: list[StreamedAnswer]
 ) -> None:

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
-from tests.integration.deployments.observing import busy_worker, continuations, linked_workers
+from tests.integration.deployments.observing import busy_worker, continuations
 from tests.integration.deployments.streams import client_of
 from tests.waiting import until
 
@@ -85,11 +86,12 @@ def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[li
 def test_they_are_the_same_bits_from_a_cached_prompt(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[list[Entry]]
 ) -> None:
-    before = exact.total("prefill", "segue_cached_tokens_total")
+    before = exact.total(PROMPT_ROLE, "segue_cached_tokens_total")
     assert [told(exact.client, prompt) for prompt in prompts] == alone
-    assert exact.total("prefill", "segue_cached_tokens_total") > before
+    assert exact.total(PROMPT_ROLE, "segue_cached_tokens_total") > before
 
 
+@pytest.mark.aggregated
 def test_they_are_the_same_bits_among_eight(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[list[Entry]]
 ) -> None:
@@ -107,7 +109,7 @@ def test_they_are_the_same_bits_from_other_chunks(prompts: list[list[int]], alon
     chunked = {"prefill": EXACT | {"chunkedPrefillSize": 48}, "decode": EXACT}
     with deployment(config=chunked) as running:
         assert [told(running.client, prompt) for prompt in prompts] == alone
-        assert running.total("prefill", "segue_chunks_total") > 0
+        assert running.total(PROMPT_ROLE, "segue_steps_total{mode=extend}") > 2 * len(prompts)
 
 
 @pytest.mark.timeout(600)
@@ -119,7 +121,7 @@ def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: 
     entries = asyncio.run(_killed_once(two_each, longer))
     assert entries == undisturbed
     assert continuations(two_each) > before
-    until(lambda: linked_workers(two_each) == 4, 30, "all workers' readiness")
+    until(two_each.all_linked, 30, "all workers' readiness")
 
 
 async def _killed_once(running: LocalDeployment, asked: dict[str, Any]) -> list[Entry]:

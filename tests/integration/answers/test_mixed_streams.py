@@ -19,7 +19,7 @@ import openai
 import pytest
 
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
-from tests.integration.deployments.observing import continuations, linked_workers
+from tests.integration.deployments.observing import continuations
 from tests.integration.deployments.streams import client_of
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": True, "top_logprobs": 3, "extra_body": {"ignore_eos": True}},
 }
 TIGHT: RoleConfigs = {
-    "router": {"toolCallParser": "hermes", "lossesMax": 16},
+    "router": {"toolCallParser": "hermes", "lossesMax": 16, "waitingSecondsMax": 300},
     "prefill": {"kvPages": 600},
     "decode": {"kvPages": 64, "hostFraction": 2.0, "initNewTokenRatio": 0.01},
 }
@@ -159,7 +159,7 @@ def test_sixty_mixed_streams_come_whole_through_kills_migrations_and_retractions
     assert sum(len(told.calls) for answer in answers for told in answer.values()) >= OF_EACH
     assert sum(len(answer) == 4 for answer in answers) == OF_EACH
     assert sum(bool(told.logprobs) for answer in answers for told in answer.values()) == OF_EACH
-    until(lambda: linked_workers(tight) == 4, 60, "all workers' readiness")
+    until(tight.all_linked, 60, "all workers' readiness")
     assert continuations(tight) > tried_again, "nothing was lost"
     assert tight.total("router", "segue_migrations_total{outcome=migrated}") > migrated, "nothing migrated"
     assert retracted + tight.total("decode", "segue_retractions_total") >= 1, "pages never ran short"

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.integration.answers.prompts import varied_prompts
+from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import busy_worker, continuations
@@ -57,7 +58,11 @@ def scored(client: openai.OpenAI, prompt: list[int]) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(exact: LocalDeployment, prompts: list[list[int]]) -> list[Any]:
-    return [scored(exact.client, prompt) for prompt in prompts]
+    answers = [scored(exact.client, prompt) for prompt in prompts]
+    assert exact.total(PROMPT_ROLE, "segue_steps_total{mode=extend}") > len(prompts), (
+        "no prompt came in chunks"
+    )
+    return answers
 
 
 @pytest.mark.timeout(600)
@@ -73,6 +78,7 @@ def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[An
             assert abs(max(told.top_logprobs[at + 1].values()) - expected[at].max().item()) < TOLERANCE
 
 
+@pytest.mark.aggregated
 def test_they_are_the_same_bits_when_the_prompt_is_cached_and_in_a_crowd(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[Any]
 ) -> None:
@@ -80,7 +86,6 @@ def test_they_are_the_same_bits_when_the_prompt_is_cached_and_in_a_crowd(
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda prompt: scored(exact.client, prompt), prompts))
     assert together == alone
-    assert exact.total("prefill", "segue_chunks_total") > 0
 
 
 def test_what_a_scored_prompt_has_computed_is_cached_for_others(
@@ -100,7 +105,7 @@ def test_a_long_prompt_is_scored_in_little_memory(exact: LocalDeployment, prompt
     for begin in (1, 2, 3):  # all KV pages have been used then
         plain = prompt[begin : begin + LONG]
         exact.client.completions.create(model="smollm2", prompt=plain, max_tokens=1)
-    (worker,) = exact.processes("prefill")
+    (worker,) = exact.processes(PROMPT_ROLE)
     before = peak_bytes(worker.pid)
     assert len(scored(exact.client, prompt[:LONG]).tokens) == LONG + 1
     assert peak_bytes(worker.pid) - before <= SCORING_BYTES_MAX
@@ -114,7 +119,7 @@ def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: 
     before = continuations(two_each)
     with ThreadPoolExecutor(1) as threads:
         answer = threads.submit(scored, two_each.client, prompt)
-        os.kill(busy_worker(two_each, "prefill").pid, signal.SIGKILL)
+        os.kill(busy_worker(two_each, PROMPT_ROLE).pid, signal.SIGKILL)
         assert answer.result(timeout=300) == undisturbed
     assert continuations(two_each) > before
 

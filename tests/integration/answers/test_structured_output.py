@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from tests.integration.deployments.deployment import LocalDeployment
-from tests.integration.deployments.observing import busy_worker, continuations, linked_workers
+from tests.integration.deployments.observing import busy_worker, continuations
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
 from tests.random_schemas import random_schema
 from tests.waiting import until
@@ -133,6 +133,7 @@ def test_a_chat_answers_as_response_format_says(one_each: LocalDeployment) -> No
     assert json.loads(answer.choices[0].message.content or "") in ({"ok": True}, {"ok": False})
 
 
+@pytest.mark.aggregated
 def test_an_answer_is_the_same_alone_and_in_company(one_each: LocalDeployment) -> None:
     body = {"structured_outputs": {"json": random_schema(1)}}
     others = [{"structured_outputs": {"json": random_schema(seed)}} for seed in range(2, 9)]
@@ -182,4 +183,4 @@ def test_a_killed_decode_worker_changes_no_constrained_answer(two_each: LocalDep
 
     assert asyncio.run(disturbed()) == undisturbed
     assert continuations(two_each) == before + 1
-    until(lambda: linked_workers(two_each) == 4, 60, "all workers' readiness")
+    until(two_each.all_linked, 60, "all workers' readiness")

@@ -75,6 +75,7 @@ def test_forced_calls_have_valid_arguments(one_each: LocalDeployment, choice: An
         check(told.message.tool_calls, choice)
 
 
+@pytest.mark.aggregated
 def test_a_loop_of_two_turns_streams_what_it_answers_whole(one_each: LocalDeployment) -> None:
     client, messages = one_each.client, question(1)
     asked: Any = {"model": MODEL, "tools": TOOLS, "seed": 3, "temperature": 1.0, "max_tokens": 300}

@@ -17,13 +17,14 @@ from time import monotonic
 import pytest
 
 from shared.local.children import GRACE_SECONDS
+from tests.integration.deployments.aggregated import AGGREGATED
 from tests.integration.deployments.deployment import RoleConfigs, segue_up
 from tests.integration.deployments.running import Running, ended_within
 from tests.waiting import soon
 
 TINY = {"kvPages": 64, "maxRunningRequests": 4}
 SMALL = {"router": {"silenceSeconds": 10}, "prefill": TINY, "decode": TINY}
-ROLES = ["decode", "prefill", "router"]
+ROLES = ["decode", "router"] if AGGREGATED else ["decode", "prefill", "router"]
 KEY = "sk-of-a-test"
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 from shared.local.smoke_test import smoke_test
+from tests.integration.deployments.aggregated import needs_prefill
 from tests.integration.deployments.deployment import LocalDeployment
 
 
+@needs_prefill("no KV moves")
 def test_every_smoke_test_sees_kv_move(one_each: LocalDeployment) -> None:
     above_1_mib = list(range(1000, 1400))  # of KV: a fetch that measures its link
     one_each.client.completions.create(model="smollm2", prompt=above_1_mib, max_tokens=2)

@@ -19,9 +19,11 @@ import httpx2
 import openai
 import yaml
 
+from tests.integration.deployments.aggregated import AGGREGATED, config_of_shape, flags_of_shape
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.running import Running
 from tests.metric_pages import held_in, samples_of
+from tests.waiting import until
 
 START_SECONDS_MAX = 120.0
 _FOLDER = tempfile.TemporaryDirectory(prefix="roles-")  # gone when the tests end
@@ -47,6 +49,7 @@ class LocalDeployment:
     command: Running
     router_port: int
     client: openai.OpenAI  # OpenAI's own, which must not paper over a failure by trying again
+    workers: int  # as many as were ready in the beginning
 
     @property
     def url(self) -> str:
@@ -85,6 +88,12 @@ class LocalDeployment:
                 held[f"{process.uid} pages of {process.pages}"] = pages
         return held
 
+    def all_linked(self) -> bool:
+        """Whether the router sees every worker up."""
+        (router,) = self.processes("router")
+        up = [value for name, value in self.metrics(router).items() if name.startswith("segue_workers{")]
+        return sum(up) == self.workers
+
     def live_requests(self, state: str) -> float:
         """Requests that the router has in this state."""
         return self.total("router", f"segue_requests_running{{state={state}}}")
@@ -109,7 +118,11 @@ def deployment(
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
     try:
         command.line(lambda line: line.startswith("ready in "), START_SECONDS_MAX)
-        yield LocalDeployment(command, port, client)
+        running = LocalDeployment(command, port, client, workers=0)
+        running.workers = len(running.processes()) - 1
+        yield running
+        if AGGREGATED:
+            _require_local_prompts(running)
     finally:
         client.close()
         command.close()
@@ -119,10 +132,21 @@ def segue_up(
     *flags: str, config: RoleConfigs | None = None, environment: dict[str, str] | None = None
 ) -> Running:
     """The command as a user gives it; the settings of roles go through a file in the chart's shape."""
+    flags, config = flags_of_shape(flags), config_of_shape(config)
     file = Path(_FOLDER.name, f"{next(_NUMBERS)}.yaml")
     file.write_text(yaml.safe_dump({role: {"config": settings} for role, settings in (config or {}).items()}))
     program = str(Path(sys.executable).with_name("segue"))
     return Running(program, "up", "--config", str(file), *flags, environment=environment)
+
+
+def _require_local_prompts(running: LocalDeployment) -> None:
+    """No prefill worker was there, and whatever was generated began with a prompt that a decode worker computed."""
+    assert not running.processes("prefill")
+    until(running.all_linked, 60, "the return of all workers")
+    prompts, tokens = (
+        running.total("decode", f"segue_{name}_total") for name in ("local_prompts", "generated_tokens")
+    )
+    assert prompts or not tokens
 
 
 def free_port() -> int:

@@ -137,6 +137,7 @@ def test_a_key_is_revoked_within_five_seconds_and_its_stream_ends_by_itself(
         assert [first, *stream][-1].choices[0].finish_reason == "length"
 
 
+@pytest.mark.aggregated
 def test_no_key_and_no_hash_is_in_any_record(keyed: LocalDeployment) -> None:
     with client_of(keyed, "shop") as client:
         answered = client.completions.create(model="smollm2", prompt="One", max_tokens=2)
