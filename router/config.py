@@ -299,7 +299,8 @@ class RouterConfig(ProcessConfig):
     )
     local_prefill: LocalPrefill = Field(
         default="fallback",
-        description="Whether decode workers compute prompts. fallback: while no prefill worker is up that could. "
+        description="Whether decode workers compute prompts. short: those that they would have computed sooner than "
+        "a prefill worker, with the fetch that follows. fallback: while no prefill worker is up that could. "
         "always: prefill workers get none. never: requests wait for a prefill worker.",
     )
     candidates_max: PositiveInt = Field(

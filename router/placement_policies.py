@@ -171,7 +171,7 @@ class PlacementPolicy:
     keeps_sessions: bool = False  # a request with a session has the whole fleet as candidates
 
 
-LocalPrefill = Literal["never", "fallback", "always"]  # whether decode workers compute prompts
+LocalPrefill = Literal["never", "fallback", "short", "always"]  # whether decode workers compute prompts
 
 PolicyName = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"

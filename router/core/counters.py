@@ -106,11 +106,14 @@ class RouterCounters:
     local_prompts: Counter[str] = counted_by(
         CounterMetric(
             "segue_router_local_prompts_total",
-            "Requests sent to decode workers with their prompts, by reason: no prefill worker, or always.",
+            "Requests sent to decode workers with their prompts, by reason: no prefill worker, always, sooner "
+            "than by way of prefill, or its sibling's prompt is there.",
             ("why",),
         ),
         "no_prefill",
         "always",
+        "sooner",
+        "sibling",
     )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)

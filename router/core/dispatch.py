@@ -20,6 +20,7 @@ from router.core.counters import RouterCounters
 from router.core.effects import ClientRequest, RequestAborted, RequestCompleted, RouterEffect
 from router.core.fleet import placement
 from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, KvGroup, Worker
 from router.core.queueing.admission import refusal, tenant_refusal, timed_out, wait_refusal
@@ -56,14 +57,17 @@ class RouterCore:
             (settings.model_name,),
             settings.indexed_roles,
             settings.prefilling_per_slot,
-            local_prefill=settings.local_prefill != "never",
+            local_prefill=settings.local_prefill,
         )
         self._effects: list[RouterEffect] = []
         self._reservations = Reservations(settings, prefixes, self._effects)
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._foresight = Foresight(settings, self.fleet)
-        self._local_prompts = LocalPlacement(settings, self.fleet, self._foresight)
+        prompt_seconds = PromptSeconds()
+        self._local_prompts = LocalPlacement(
+            settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
+        )
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
@@ -76,6 +80,7 @@ class RouterCore:
             self._backpressure,
             self._unreachable_pairs,
             self._silent_workers,
+            prompt_seconds,
             self.counters,
         )
         self._membership = Membership(
@@ -289,33 +294,46 @@ class RouterCore:
             return None
         if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return None
-        if (why := self._local_prompts.reason(live)) is not None:
-            return self._to_serve(live, why, now)
-        return self._to_prefill(live, now)
-
-    def _to_serve(self, live: LiveRequest, why: str, now: float) -> bool | None:
-        """To a decode worker, prompt and all."""
+        way = self._local_prompts.way(live, now)
+        if way in ("prefill", "either"):
+            return self._to_prefill(live, now, or_decode=way == "either")
         choice = self._local_prompts.place(live, now)
         if choice is None:
             return None if self._local_prompts.waits_for_sibling(live, now) else False
+        return self._to_serve(live, choice, way, now)
+
+    def _to_serve(self, live: LiveRequest, choice: Placement[Worker], why: str, now: float) -> bool:
+        """To a decode worker, prompt and all."""
         self.counters.local_prompts[why] += 1
         self.fleet.mark_chosen(choice.worker)
         self._requests.serve(live, choice, now)
         return True
 
-    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
-        workers: Sequence[Worker] = []
+    def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
+        """To a prefill worker; or to a decode worker, prompt and all, if that has computed it sooner."""
         source = self._with_group(live, now)
+        choice, reader, some_fit = self._at_prefill(live, source, now)
+        if or_decode and (sooner := self._local_prompts.place_sooner(live, choice, reader, now)) is not None:
+            return self._to_serve(live, sooner, "sooner", now)
+        if choice is None:
+            return False if some_fit and source is None else None
+        self.fleet.mark_chosen(choice.worker)
+        self._requests.prefill(live, choice, now, reader)
+        return True
+
+    def _at_prefill(
+        self, live: LiveRequest, source: Worker | None, now: float
+    ) -> tuple[Placement[Worker] | None, Worker | None, bool]:
+        """The prefill worker for a request and the decode worker foreseen; and whether any fits it, full or not."""
+        workers: Sequence[Worker] = []
         rounds = [[source]] if source else placement.prefill_rounds(live.need, self.fleet, self.settings)
         for workers in rounds:
             may_begin, readers = self._to_begin_at(live, workers, now)
             may_take = self._unreachable_pairs.holders(may_begin, self.fleet, now)
             choice = placement.place_prefill(live.need, may_take, self.fleet.prefixes, self.settings, now)
             if choice is not None:
-                self.fleet.mark_chosen(choice.worker)
-                self._requests.prefill(live, choice, now, readers[choice.worker.kv_group])
-                return True
-        return False if workers and source is None else None
+                return choice, readers[choice.worker.kv_group], True
+        return None, None, bool(workers)
 
     def _with_group(self, live: LiveRequest, now: float) -> Worker | None:
         """The prefill worker that has its prompt from a sibling, and that it waits for; None: any will do."""

@@ -124,20 +124,20 @@ def place_decode(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement[Worker] | None:
     """The decode worker for a request: room first, then the policy; None while none has room."""
-    roomy = _roomy(need, workers, settings, now)
-    return _choose(need, roomy, prefixes, settings.decode_policy, settings)
+    able = roomy(need, workers, settings, now)
+    return _choose(need, able, prefixes, settings.decode_policy, settings)
 
 
 def place_whole(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement[Worker] | None:
     """The decode worker that computes the prompt, too: room first, then the policy of prefill."""
-    roomy = _roomy(need, workers, settings, now)
-    return _choose(need, roomy, prefixes, settings.prefill_policy, settings)
+    able = roomy(need, workers, settings, now)
+    return _choose(need, able, prefixes, settings.prefill_policy, settings)
 
 
-def _roomy(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> list[Worker]:
-    """Workers that have room for the request."""
+def roomy(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> list[Worker]:
+    """Decode workers that have room for the request."""
     sizes = {worker.hello.limits.page_size: worker for worker in workers}
     pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
     tenant, share_max = need.tenant, settings.tenant_share_max
@@ -167,13 +167,13 @@ def _choose(
 ) -> Placement[Worker] | None:
     if not workers:
         return None
-    preferred = _preferred(need, workers)
     return POLICIES[policy].choose(
-        Candidates(need, preferred, lambda: prefixes.hits(need.blocks).tokens, settings)
+        Candidates(need, preferred(need, workers), lambda: prefixes.hits(need.blocks).tokens, settings)
     )
 
 
-def _preferred(need: Need, workers: Sequence[Worker]) -> Sequence[Worker]:
+def preferred(need: Need, workers: Sequence[Worker]) -> Sequence[Worker]:
+    """Workers that have not failed the request and compute as those that it had, as far as there are any."""
     untried = [worker for worker in workers if worker.peer not in need.avoided] or workers
     equal = [worker for worker in untried if need.determinism in ("", worker.hello.determinism)]
     return equal or untried

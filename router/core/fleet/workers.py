@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.prefix_index import PrefixIndex
+from router.placement_policies import LocalPrefill
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
 from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role, Serve
@@ -340,9 +341,9 @@ class Fleet:
         indexed: Collection[Role] = WORKER_ROLES,
         prefilling_per_slot: float = 1.0,
         *,
-        local_prefill: bool = False,
+        local_prefill: LocalPrefill = "never",
     ):
-        self._local_prefill = local_prefill  # decode workers that compute prompts may be given some
+        self._local_prefill = local_prefill
         self._whole: Counter[str] = Counter()  # … such that do not drain, by name of the model
         self.prefixes = prefixes  # of the workers of the roles `indexed`
         self.workers: dict[str, Worker] = {}
@@ -446,7 +447,7 @@ class Fleet:
 
     def serves_whole(self, worker: Worker) -> bool:
         """Whether the worker may be given a request with its prompt, to serve it from first to last."""
-        return self._local_prefill and worker.extends
+        return self._local_prefill != "never" and worker.extends
 
     def any_whole(self, model_name: str) -> bool:
         """Whether a decode worker of the model computes prompts, and does not drain."""
@@ -503,8 +504,8 @@ class Fleet:
             del self._partners[partners]
 
     def _index_whole(self) -> None:
-        """Know the prefixes of decode workers, too, from when they have to compute prompts."""
-        if self._taking["prefill"] or not self._indexed:
+        """Know the prefixes of decode workers, too, from when they may have to compute prompts."""
+        if (self._taking["prefill"] and self._local_prefill == "fallback") or not self._indexed:
             return
         for worker in self.of_role("decode"):
             if worker.peer not in self.prefixes and self.serves_whole(worker):

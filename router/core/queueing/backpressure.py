@@ -112,6 +112,10 @@ class Backpressure:
         late = now - self._settings.ready_seconds
         return frozenset(kv_group for kv_group, token_at in self._token_at.items() if token_at < late)
 
+    def seconds_before_decode(self, kv_group: KvGroup, now: float) -> float:
+        """How long the stream that has waited longest for decode has had no token; 0.0: none waits."""
+        return max(0.0, now - self._token_at.get(kv_group, now))
+
     def seconds_to_wait(self, queue: RequestQueue, request: ClientRequest, now: float) -> float:
         """How long a new request would wait for a prefill worker; 0.0 where that is not known."""
         rate = self._model_queues.get(request.model)

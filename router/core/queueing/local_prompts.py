@@ -1,5 +1,6 @@
 """Prompts that decode workers compute by themselves: when, and at which.
 
+    short      those that one of them would have computed sooner than a prefill worker, with the fetch that follows
     fallback   while no prefill worker is up that could compute the prompt
     always     whether or not
     never      not at all
@@ -10,51 +11,103 @@ router, where tenants take turns. A prompt needs its slot and all its pages at o
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from router.config import RouterConfig
 from router.core.fleet import placement
+from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.workers import Fleet, Worker
+from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
+
+# Who computes a prompt: prefill workers, whoever has done it sooner, or decode workers, and why
+Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
 class LocalPlacement:
     """Chooses among decode workers that compute prompts. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet, foresight: Foresight):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        fleet: Fleet,
+        foresight: Foresight,
+        backpressure: Backpressure,
+        seconds: PromptSeconds,
+    ):
         self._settings = settings
         self._fleet = fleet
         self._foresight = foresight
+        self._backpressure = backpressure
+        self._seconds = seconds
 
-    def reason(self, live: LiveRequest) -> Literal["always", "no_prefill"] | None:
-        """Why a decode worker is to compute the prompt; None: a prefill worker is."""
+    def way(self, live: LiveRequest, now: float) -> Way:
+        """Who is to compute the prompt."""
         if not self._fleet.any_whole(live.need.model_name):
-            return None
+            return "prefill"
         if self._settings.local_prefill == "always":
-            return "always" if self._any_could_serve(live) else None
+            return "always" if self._any_could_serve(live) else "prefill"
         by_prefill = any(
             not worker.draining
             and worker.peer not in live.avoided
             and placement.could_prefill(live.need, worker, self._fleet)
             for worker in self._fleet.of_role("prefill")
         )
-        return None if by_prefill or not self._any_could_serve(live) else "no_prefill"
+        if not by_prefill:
+            return "no_prefill" if self._any_could_serve(live) else "prefill"
+        if self._settings.local_prefill == "fallback":
+            return "prefill"
+        if self.waits_for_sibling(live, now):
+            return "sibling"
+        group = live.sampling_group
+        return "prefill" if group is not None and group.source_for(now) is not None else "either"
 
     def place(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
         """The decode worker that computes the prompt and goes on; None while none has room and a turn."""
         group = live.sampling_group
         if group is not None and (source := self._sibling(live, now)) is not None:
             shared = len(live.request.token_ids) if group.is_at_reader else 0
-            if not self._may_take(live, source):
+            if not self._may_take(live, source, now):
                 return None
             return placement.place_beside_group(live.need, source, shared, self._settings, now)
         for workers in placement.whole_rounds(live.need, self._fleet, self._settings):
-            able = [worker for worker in workers if self._may_take(live, worker)]
+            able = [worker for worker in workers if self._may_take(live, worker, now)]
             choice = placement.place_whole(live.need, able, self._fleet.prefixes, self._settings, now)
             if choice is not None:
                 return choice
+        return None
+
+    def place_sooner(
+        self, live: LiveRequest, at_prefill: Placement[Worker] | None, reader: Worker | None, now: float
+    ) -> Placement[Worker] | None:
+        """The decode worker that would have computed the prompt sooner than the prefill worker, if there is one.
+
+        Decode has to fetch the pages from that one; `reader` is the decode worker that is foreseen to. Whoever has room
+        computes it where the others have none.
+        """
+        cached, need = self._fleet.prefixes.hits(live.need.blocks).tokens, live.need
+        bound = inf
+        if at_prefill is not None:
+            bound = self._seconds.computed(at_prefill.worker, need.tokens, at_prefill.hit_tokens)
+            if need.tokens_max - need.tokens > 1:
+                group, here = at_prefill.worker.kv_group, cached(reader.peer) if reader is not None else 0
+                bound += self._seconds.fetched(group, max(0, need.tokens - here))
+                bound += self._backpressure.seconds_before_decode(group, now)
+        for workers in placement.whole_rounds(need, self._fleet, self._settings):
+            able = [worker for worker in workers if self._may_take(live, worker, now)]
+            able = list(placement.preferred(need, placement.roomy(need, able, self._settings, now)))
+            if not able:
+                continue
+            hits = {worker: min(cached(worker.peer), need.tokens - 1) for worker in able}
+            seconds = {worker: self._seconds.computed(worker, need.tokens, hits[worker]) for worker in able}
+            best = min(able, key=lambda worker: (seconds[worker], worker.last_chosen, worker.arrival))
+            if at_prefill is not None and seconds[best] >= bound:
+                return None
+            why = f"{seconds[best]:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
+            return Placement(best, why, hits[best])
         return None
 
     def waits_for_sibling(self, live: LiveRequest, now: float) -> bool:
@@ -68,10 +121,14 @@ class LocalPlacement:
             return None
         return worker if placement.could_serve(live.need, worker, self._fleet) else None
 
-    def _may_take(self, live: LiveRequest, worker: Worker) -> bool:
-        return worker.has_turn(live.tenant.name) and (
-            bool(live.output) or self._foresight.has_pages(live, worker)
-        )
+    def _may_take(self, live: LiveRequest, worker: Worker, now: float) -> bool:
+        """Whether it has a turn for the prompt, and no stream that has begun waits longer than it may."""
+        if not worker.has_turn(live.tenant.name):
+            return False
+        if live.output:
+            return True
+        late = live.tenant.before_decode and worker.kv_group in self._backpressure.late_lanes(now)
+        return not late and self._foresight.has_pages(live, worker)
 
     def _any_could_serve(self, live: LiveRequest) -> bool:
         return any(

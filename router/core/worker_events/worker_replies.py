@@ -13,6 +13,7 @@ from functools import partial
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
+from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Worker
 from router.core.queueing.backpressure import Backpressure
@@ -70,12 +71,14 @@ class WorkerReplies:
         backpressure: Backpressure,
         unreachable_pairs: UnreachablePairs,
         silent_workers: SilentWorkers,
+        prompt_seconds: PromptSeconds,
         counters: RouterCounters,
     ):
         self._settings = settings
         self._backpressure = backpressure
         self._unreachable_pairs = unreachable_pairs
         self._silent_workers = silent_workers
+        self._prompt_seconds = prompt_seconds
         self._requests = requests
         self._reservations = reservations
         self._counters = counters
@@ -188,6 +191,8 @@ class WorkerReplies:
     def _joined(self, live: LiveRequest, worker: Worker, message: messages.Joined, now: float) -> bool:
         """Returns whether a pair of workers was taken for apart until now."""
         reopened = live.holder is not None and self._unreachable_pairs.fetched(live.holder, worker)
+        tokens, sent_at = live.need.tokens - message.cached_tokens, worker.assigned[live.rid].sent_at
+        self._prompt_seconds.observe_fetch(worker.kv_group, tokens, now - sent_at)
         self._requests.join(live, message, now)
         return reopened
 

@@ -42,6 +42,7 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
 from router.core.requests.tenants import Tenant
 from router.core.worker_events import books
+from router.placement_policies import Placement
 from shared.batch.req import Req
 from shared.batch.schedule_batch import ExtendRow, ScheduleBatch
 from shared.kv.page_pool import PageState
@@ -53,6 +54,7 @@ from tests.simulation.judges import waits
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.turns import TurnJudge
+from tests.simulation.judges.ways import prove_shorter, seconds_by_way
 
 
 class JudgedRouterCore(RouterCore):
@@ -90,25 +92,27 @@ class JudgedRouterCore(RouterCore):
     def _judge_waiting(self, now: float) -> None:
         self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
-    def _to_serve(self, live: LiveRequest, why: str, now: float) -> bool | None:
+    def _begin(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
             live,
             self._requests.reservations.waiting,
             RequestState.WAITING,
-            lambda other: self._serves(other, now),
+            lambda other: self._serves(other, now) or self._takes(other, now),
         )
-        placed = super()._to_serve(live, why, now)
-        self.judged[f"a prompt is computed at decode: {why}"] += bool(placed)
-        return placed
+        return super()._begin(live, now)
 
-    def _to_prefill(self, live: LiveRequest, now: float) -> bool | None:
-        self._judge(
-            live,
-            self._requests.reservations.waiting,
-            RequestState.WAITING,
-            lambda other: self._takes(other, now),
-        )
-        placed = super()._to_prefill(live, now)
+    def _to_serve(self, live: LiveRequest, choice: Placement[Worker], why: str, now: float) -> bool:
+        self.judged[f"a prompt is computed at decode: {why}"] += 1
+        return super()._to_serve(live, choice, why, now)
+
+    def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
+        compared = or_decode and not live.output and not live.avoided
+        ways = seconds_by_way(self, live, now) if compared else None
+        placed = super()._to_prefill(live, now, or_decode=or_decode)
+        if placed and ways is not None:
+            self.judged["a prompt goes the shorter way"] += prove_shorter(live, *ways)
+        if live.state is RequestState.EXTENDING:
+            return placed
         if placed and live.output:
             self.judged["a stream that was cut goes on past all bounds"] += 1
         elif placed:
@@ -223,11 +227,12 @@ class JudgedRouterCore(RouterCore):
 
     def _serves(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker takes the request with its prompt."""
-        return (
-            self._may_begin(live, now)
-            and self._local_prompts.reason(live) is not None
-            and self._local_prompts.place(live, now) is not None
-        )
+        way = self._local_prompts.way(live, now)
+        if way == "prefill" or not self._may_begin(live, now):
+            return False
+        if way == "either":
+            return self._local_prompts.place_sooner(live, None, None, now) is not None
+        return self._local_prompts.place(live, now) is not None
 
     def _may_begin(self, live: LiveRequest, now: float) -> bool:
         running_max = self.settings.tenant_running_max
@@ -238,7 +243,7 @@ class JudgedRouterCore(RouterCore):
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
-        if not self._may_begin(live, now) or self._local_prompts.reason(live) is not None:
+        if not self._may_begin(live, now) or self._local_prompts.way(live, now) not in ("prefill", "either"):
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)

@@ -89,14 +89,19 @@ class FreePlaces:
             self._now >= live.rests_until
             and bool(may_run)
             and not self._held_back(live)
-            and (any(self._able(live)) or self._is_served_whole(live))
+            and (any(self._able(live)) or any(self._able_whole(live)))
         )
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""
-        if self._is_served_whole(live):
-            yield from self._open_whole(live)
-            return
+        by_prefill, whole = self._ways(live)
+        if whole:
+            yield from self.open_whole(live)
+        if by_prefill:
+            yield from self._open_to_prompt(live)
+
+    def _open_to_prompt(self, live: LiveRequest) -> Iterator[Worker]:
+        """Prefill workers that would take the request."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         ready_max = self._settings.ready_max
         if not live.output and (
@@ -121,15 +126,19 @@ class FreePlaces:
             ):
                 yield worker
 
-    def _is_served_whole(self, live: LiveRequest) -> bool:
-        """Whether a decode worker is to compute its prompt."""
-        if not any(self._able_whole(live)):
-            return False
-        always = self._settings.local_prefill == "always"
-        return always or all(
+    def _ways(self, live: LiveRequest) -> tuple[bool, bool]:
+        """Whether a prefill worker may compute its prompt, and whether a decode worker may."""
+        whole, way = any(self._able_whole(live)), self._settings.local_prefill
+        if not whole or way == "always":
+            return not whole, whole
+        by_prefill = not all(
             worker.draining or worker.peer in live.avoided or self._lacks_features(live, worker)
             for worker in self._able(live)
         )
+        if not by_prefill or way == "fallback":
+            return by_prefill, not by_prefill
+        followed = bool(self._whole_sources(live)), bool(self._sources(live))
+        return (not followed[0], followed[0] or not followed[1])
 
     def _lacks_features(self, live: LiveRequest, worker: Worker) -> bool:
         return not live.request.params.features <= set(worker.hello.features)
@@ -149,7 +158,8 @@ class FreePlaces:
 
     def follows(self, live: LiveRequest) -> bool:
         """Whether it waits for the worker that has computed its prompt for a sibling."""
-        return bool(self._whole_sources(live) if self._is_served_whole(live) else self._sources(live))
+        by_prefill, whole = self._ways(live)
+        return bool((whole and self._whole_sources(live)) or (by_prefill and self._sources(live)))
 
     def _whole_sources(self, live: LiveRequest) -> list[Worker]:
         group = live.sampling_group
@@ -158,7 +168,7 @@ class FreePlaces:
         places = self._places_of_prompt(live)
         return [each for each in self._able_whole(live) if each in places and each.peer not in live.avoided]
 
-    def _open_whole(self, live: LiveRequest) -> Iterator[Worker]:
+    def open_whole(self, live: LiveRequest) -> Iterator[Worker]:
         """Decode workers that would take the request with its prompt."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
@@ -182,6 +192,7 @@ class FreePlaces:
                 and load.free_pages - given >= pages
                 and (not own or own < share_of(limits.slots, share_max))
                 and computing + load.queued_tokens < 2 * limits.extend_tokens
+                and (live.output or not late_stream(self._core, worker.kv_group, live.tenant, self._now))
                 and (
                     live.output
                     or load.pages_for_new < 0

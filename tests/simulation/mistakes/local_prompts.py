@@ -30,13 +30,13 @@ def _never_back() -> Instead:
     """Once there was no prefill worker, there is none any more."""
     gone = set[Any]()
 
-    def reason(real: Any, parts: Any, live: Any) -> Any:
-        why = real(parts, live)
+    def way(real: Any, parts: Any, live: Any, now: float) -> Any:
+        why = real(parts, live, now)
         if why == "no_prefill":
             gone.add(parts)
         return "no_prefill" if parts in gone and get(parts, "some decode worker computes")(live) else why
 
-    return {"why decode computes a prompt": reason}
+    return {"who computes a prompt": way}
 
 
 MISTAKES: dict[str, Mistakes] = {
@@ -53,11 +53,23 @@ MISTAKES: dict[str, Mistakes] = {
             )
         },
         "decode computes prompts that prefill workers would take": {
-            "why decode computes a prompt": lambda _, parts, live: (
-                "no_prefill" if get(parts, "some decode worker computes")(live) else None
+            "who computes a prompt": lambda _, parts, live, _now: (
+                "no_prefill" if get(parts, "some decode worker computes")(live) else "prefill"
             )
         },
         "a router does not hear that prefill is back": _never_back,
+        "what waits at prefill counts for nothing": {
+            "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (
+                real(seconds, worker, tokens, cached)
+                if worker.hello.role == "decode" or not worker.load.extend_rate
+                else (tokens - cached) / worker.load.extend_rate
+            )
+        },
+        "a prompt is computed at decode whatever that takes": {
+            "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (
+                0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
+            )
+        },
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },
 }

@@ -254,8 +254,9 @@ PLACES: dict[str, dict[str, str]] = {
         "a decode worker has a turn": "has_turn",
         "a worker gets no work for a while": "_is_withheld",
     },
+    "router.core.fleet.prompt_seconds.PromptSeconds": {"seconds until a prompt is computed": "computed"},
     "router.core.queueing.local_prompts.LocalPlacement": {
-        "why decode computes a prompt": "reason",
+        "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",
     },
     "router.core.queueing.stranded_streams.StrandedStreams": {

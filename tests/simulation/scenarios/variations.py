@@ -208,9 +208,7 @@ def recomputation(scenario: SimulationScenario) -> SimulationScenario:
 def local_prompts(scenario: SimulationScenario) -> SimulationScenario:
     """Some worlds compute all prompts on decode, some never do; a few have no prefill worker at all."""
     rng = scenario.random("local prompts")
-    scenario = scenario.sized(
-        local_prefill=rng.choice(("never", "fallback", "fallback", "fallback", "always"))
-    )
+    scenario = scenario.sized(local_prefill=rng.choice(("never", "fallback", "short", "short", "always")))
     sizes = scenario.sizes
     extends = sizes.local_tokens_max and sizes.local_prefill != "never" and not sizes.reticent
     apart = scenario.fabric.partition or sizes.cell_workers_max < sizes.prefill_workers

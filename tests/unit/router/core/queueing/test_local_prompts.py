@@ -8,7 +8,7 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
-from shared.wire.messages import Cancel, Decode, Draining, Migrate, Prefill, Prefilled, Serve
+from shared.wire.messages import Cancel, Decode, Draining, Joined, Migrate, Prefill, Prefilled, Serve
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
@@ -41,7 +41,7 @@ def test_without_prefill_workers_a_decode_worker_serves_a_request_from_first_to_
     assert isinstance(outcome, RequestCompleted)
     assert (outcome.usage.cached_tokens, world.output("r")) == (2, [10, 11, 12])
     assert {type(effect.message) for effect in world.effects if isinstance(effect, Send)} == {Serve}
-    assert world.core.counters.local_prompts == {"no_prefill": 1, "always": 0}
+    assert +world.core.counters.local_prompts == {"no_prefill": 1}
     world.assert_nothing_left()
 
 
@@ -261,3 +261,42 @@ def test_a_deployment_without_prefill_workers_is_paired() -> None:
     world = deployment()
     assert world.core.fleet.paired(world.core.fleet.workers["d0"])
     assert world.notes("fleet.worker_unpaired") == []
+
+
+def test_short_takes_the_way_that_is_sooner_by_rates_queues_and_fetches() -> None:
+    world = deployment(prefill=1, local_prefill="short")
+    world.submit(request("first"))
+    assert world.sent(Prefill, "first"), "no rate is told: prefill it is"
+    world.loaded("p0", extend_rate=1000.0)
+    world.loaded("d0", extend_rate=500.0)
+    world.submit(request("prefill is faster"))
+    assert world.sent(Prefill, "prefill is faster")
+    world.loaded("p0", extend_rate=1000.0, queued=3, queued_tokens=5000)
+    world.submit(request("prefill has a queue"))
+    assert world.placed(Serve, "prefill has a queue") == "d0"
+    world.loaded("d0", extend_rate=0.1)
+    world.submit(request("decode is slow"))
+    assert world.sent(Prefill, "decode is slow")
+    assert world.core.counters.local_prompts["sooner"] == 1
+
+
+def test_short_goes_the_other_way_where_one_has_no_room() -> None:
+    world = deployment(prefill=1, local_prefill="short", prefilling_per_slot=0.01)
+    world.loaded("p0", extend_rate=1000.0)
+    world.loaded("d0", extend_rate=10.0)
+    for rid in ("a", "b"):
+        world.submit(request(rid))
+    assert (world.placed(Prefill, "a"), world.placed(Serve, "b")) == ("p0", "d0")
+
+
+def test_short_counts_the_fetch_as_it_was_seen() -> None:
+    world = deployment(prefill=1, local_prefill="short")
+    world.loaded("p0", extend_rate=1000.0)
+    world.loaded("d0", extend_rate=500.0)
+    world.submit(request("a"))
+    assert world.placed(Prefill, "a") == "p0"
+    world.prefilled("p0", "a", 10)
+    world.wait(1.0)
+    world.say("d0", Joined("a", 1, 4096, 0, 1.0))
+    world.submit(request("b"))
+    assert world.placed(Serve, "b") == "d0"

@@ -1,0 +1,67 @@
+"""The oracle for the way of a prompt: the shorter one, by what workers have told.
+
+Seconds are computed here once more, and so is who has room. How long fetches take is what the router has seen itself,
+and what it expects to be cached is its own guess.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from router.core.dispatch import RouterCore
+from router.core.fleet.workers import Worker
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from tests.simulation.judges.places import FreePlaces
+
+
+def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float]:
+    """Until decode has the prompt: computed there, and by way of prefill. Infinite: nobody has room, or told a rate."""
+    tokens = len(live.request.token_ids) + len(live.output)
+    cached = core.fleet.prefixes.hits(live.need.blocks).tokens
+    here = min(
+        (
+            _seconds(worker, tokens, min(cached(worker.peer), tokens - 1))
+            for worker in FreePlaces(core, now).open_whole(live)
+        ),
+        default=inf,
+    )
+    choice, reader, _ = core._at_prefill(live, None, now)
+    if choice is None:
+        return here, inf
+    there = _seconds(choice.worker, tokens, choice.hit_tokens)
+    if live.request.params.max_new_tokens > 1 + len(live.output):
+        group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
+        waits = [
+            now - each.token_at
+            for each in core._requests.live.values()
+            if each.state is RequestState.READY and each.kv_group == group and not each.unread_by
+        ]
+        there += core._local_prompts._seconds.fetched(group, max(0, fetched)) + max(waits, default=0.0)
+    return here, there
+
+
+def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
+    """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are."""
+    if here == inf or there == inf:
+        return False
+    shorter, longer = (here, there) if live.state is RequestState.EXTENDING else (there, here)
+    assert shorter <= longer + 1e-9, (
+        f"{live.rid} is {live.state.value}: {here:.4f} s at decode and {there:.4f} s by way of prefill"
+    )
+    return True
+
+
+def _seconds(worker: Worker, tokens: int, cached: int) -> float:
+    """Until the worker has computed the prompt behind what it has to compute."""
+    load = worker.load
+    if not load.extend_rate:
+        return inf
+    new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
+    if worker.hello.role == "decode":
+        queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
+    else:
+        own = sum(each.tokens for each in worker.assigned.values())
+        told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
+        queued = float(max(own, told))
+    return (queued + tokens - cached) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))

@@ -1,0 +1,70 @@
+"""Claims about the seconds that a router expects a prompt to take at a worker."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from router.core.fleet.prompt_seconds import GROUPS_MAX, PromptSeconds
+from router.core.fleet.workers import Worker
+from shared.wire.messages import Hello, Limits, Load, WorkerRole
+
+
+def worker(role: WorkerRole = "prefill", model: str = "m", **load: float) -> Worker:
+    """One that has told this load."""
+    limits = Limits(4096, 16, 400, 8, 256, 64)
+    hello = Hello(
+        session=0,
+        role=role,
+        uid=f"{role} {model}",
+        epoch=1,
+        model_name=model,
+        limits=limits,
+        understands=("Serve",),
+    )
+    made = Worker(hello.uid, hello, 1)
+    made.report(Load(free_pages=400, slots_free=8, **load))  # type: ignore[arg-type]
+    return made
+
+
+def test_what_is_queued_and_what_is_not_cached_is_computed_at_the_rate_told() -> None:
+    busy = worker(extend_rate=100.0, queued_tokens=50)
+    assert PromptSeconds().computed(busy, 200, 50) == pytest.approx((50 + 150) / 100)
+    assert PromptSeconds().computed(worker("decode", extend_rate=50.0, queued_tokens=50), 200, 50) == 4.0
+
+
+def test_later_tokens_of_a_prompt_take_longer() -> None:
+    slow = worker(extend_rate=100.0, position_seconds=0.001)
+    assert PromptSeconds().computed(slow, 4, 1) == pytest.approx(3 / 100 + 0.001 * (1 + 2 + 3))
+
+
+def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that_has() -> None:
+    seconds = PromptSeconds()
+    assert seconds.computed(worker(), 100, 0) == inf
+    assert seconds.computed(worker(extend_rate=100.0), 100, 0) == 1.0
+    assert seconds.computed(worker("decode"), 100, 0) == 1.0
+    assert seconds.computed(worker("decode", model="another"), 100, 0) == inf
+
+
+def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
+    seconds, group = PromptSeconds(), ("model", "format")
+    assert seconds.fetched(group, 1000) == 0.0
+    seconds.observe_fetch(group, 500, 1.0)
+    assert seconds.fetched(group, 1000) == 2.0
+    for _ in range(100):
+        seconds.observe_fetch(group, 500, 0.5)
+    assert seconds.fetched(group, 1000) == pytest.approx(1.0, rel=0.01)
+    seconds.observe_fetch(group, -3, 100.0)
+    assert seconds.fetched(group, 1000) == pytest.approx(1.0, rel=0.01)
+    assert seconds.fetched(("model", "another format"), 1000) == 0.0
+
+
+def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
+    seconds = PromptSeconds()
+    for number in range(GROUPS_MAX + 1):
+        seconds.observe_fetch(("model", str(number)), 1, 1.0)
+        seconds.computed(worker(model=str(number), extend_rate=1.0), 1, 0)
+    assert seconds.fetched(("model", "0"), 1) == 0.0
+    assert seconds.fetched(("model", "1"), 1) == 1.0
+    assert seconds.computed(worker(model="0"), 1, 0) == inf
