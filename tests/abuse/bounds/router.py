@@ -263,6 +263,13 @@ ROUTER_BOUNDS = (
         place="router.core.queueing.backpressure",
     ),
     Bound(
+        "GROUPS_MAX",
+        "the one that was used longest ago is forgotten",
+        "64 rates and as many sums",
+        f"{UNIT}/core/fleet/test_prompt_seconds.py::test_models_and_groups_that_come_and_go_are_forgotten",
+        place="router.core.fleet.prompt_seconds",
+    ),
+    Bound(
         "losses_max",
         "500",
         "five workers a request: three losses of two that die together, and the last ends it",

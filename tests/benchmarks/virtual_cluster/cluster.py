@@ -6,6 +6,7 @@ links come up ─► requests come, faults strike ─► the last request has en
 from __future__ import annotations
 
 import random
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class ClusterShape:
     router: dict[str, object] = field(default_factory=dict)  # settings
     fabric: FabricSpeed = field(default_factory=FabricSpeed)
     faults: tuple[Callable[[VirtualCluster], None], ...] = ()  # each schedules what it does
+    keeps_gaps: bool = False  # of every request, see `AnswerRecord.gaps`
     end_seconds: float = 400.0  # after the last arrival; then the run is given up
 
 
@@ -145,7 +147,7 @@ class VirtualCluster:
         def come() -> None:
             self._expect_next()
             serving = [router for router in self.routers.values() if router.serving]
-            record = AnswerRecord(traced, at)
+            record = AnswerRecord(traced, at, gaps=array("f") if self.shape.keeps_gaps else None)
             self.records.append(record)
             if not serving:
                 record.disconnected = True

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.batch.schedule_batch import ScheduleBatch, SlotJoin
+from shared.scheduling.step_cost import sum_of_positions
 from shared.wire.sampled import Sampled
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.world.timeline import Action, TimelineProcess
@@ -35,13 +36,41 @@ class StepTimes:
     decode_row: float = 0.0002
     copied_page: float = 0.0002  # to host memory, and back
 
-    def of(self, batch: ScheduleBatch) -> float:
-        """What the device takes for `batch`: passes of both kinds one after the other. Joins alone take no time."""
+    def of(self, batch: ScheduleBatch, context: int) -> float:
+        """What the device takes for `batch`: passes of both kinds one after the other. Joins alone take no time.
+
+        `context` is the tokens whose KV the rows of DECODE read; here they take no time of their own.
+        """
+        del context
         seconds = 0.0
         if batch.extend:
             seconds += self.extend + self.extend_token * sum(len(row.token_ids) for row in batch.extend)
         if batch.decode_slots:
             seconds += self.decode + self.decode_row * len(batch.decode_slots)
+        return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTimes(StepTimes):
+    """Seconds of a step of a dense model on a GPU, by the work of its pass and the bytes that it reads.
+
+    A pass reads all weights, or computes its tokens, whichever takes longer; attention comes on top.
+    """
+
+    weights: float  # to read them
+    token: float  # to compute one
+    token_position: float  # … for each token before it, of EXTEND
+    context_token: float  # to read the KV of a token that a row of DECODE attends to
+
+    def of(self, batch: ScheduleBatch, context: int) -> float:
+        """What the device takes for `batch`, of whose rows of DECODE `context` tokens have KV."""
+        seconds = 0.0
+        if batch.extend:
+            tokens = sum(len(row.token_ids) for row in batch.extend)
+            positions = sum(sum_of_positions(row.start, len(row.token_ids)) for row in batch.extend)
+            seconds += max(self.weights, self.token * tokens) + self.token_position * positions
+        if batch.decode_slots:
+            seconds += max(self.weights, self.token * len(batch.decode_slots)) + self.context_token * context
         return seconds
 
 
@@ -89,11 +118,11 @@ class VirtualDevice:
     _copied: list[int] = field(default_factory=list)
 
     def launch(self, batch: ScheduleBatch) -> None:
-        seconds = self.times.of(batch)
-        self.busy_seconds += seconds
-        self._busy_until = max(self._busy_until, self.process.now) + seconds
         for join in batch.joins:
             self._slots[join.slot] = _joined(join)
+        seconds = self.times.of(batch, sum(self._slots[number].kv_len for number in batch.decode_slots))
+        self.busy_seconds += seconds
+        self._busy_until = max(self._busy_until, self.process.now) + seconds
         token_ids = []
         for number in batch.decode_slots:
             slot = self._slots[number]

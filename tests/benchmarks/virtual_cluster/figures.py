@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class AnswerRecord:
     second: float | None = None
     last: float = 0.0
     pause: float = 0.0  # the longest time between two tokens
+    gaps: array[float] | None = None  # from each token to the next, where a run asks for them
     outcome: Outcome | None = None
     disconnected: bool = False  # its router ended first
     ended_at: float = 0.0  # of the timeline
@@ -99,6 +101,8 @@ class RunRecorder:
                 self.gaps.add(0.0, count - 1)
         if record.tokens:
             record.pause = max(record.pause, after - record.last)
+        if record.gaps is not None:
+            record.gaps.extend(([after - record.last] if record.tokens else []) + [0.0] * (count - 1))
         record.tokens += count
         record.last = after
         self.tokens_by_second[int(now)] += count

@@ -293,10 +293,10 @@ class MeteredTimes(StepTimes):
 
     spent: dict[str, float] = field(default_factory=lambda: {"extend": 0.0, "all": 0.0})
 
-    def of(self, batch: ScheduleBatch) -> float:
-        seconds = StepTimes.of(self, batch)
+    def of(self, batch: ScheduleBatch, context: int) -> float:
+        seconds = StepTimes.of(self, batch, context)
         self.spent["all"] += seconds
-        self.spent["extend"] += StepTimes.of(self, replace(batch, decode_slots=()))
+        self.spent["extend"] += StepTimes.of(self, replace(batch, decode_slots=()), 0)
         return seconds
 
 
