@@ -5,8 +5,10 @@
 A router serves a prompt here (`Serve`), and a retracted request is computed again where host memory had no room for it.
 A request has the pages of all its tokens when it starts, so it never waits for a page. The last row of a prompt samples
 its first token; the rows of one that is computed again sample nothing, since its tokens are known. Then it joins as one
-whose pages have arrived. Requests are computed in the order in which they started, and rows that decode get their next
-token within `itl_target_seconds`.
+whose pages have arrived. Rows that decode get their next token within `itl_target_seconds`.
+
+Requests are computed in the order in which they started, but for short ones: a step that cuts a request saves
+`SHORT_SHARE` of its tokens for those behind, and one that fits what was saved goes first.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from shared.scheduling.step_cost import ExtendRate, StepCost
 DECODE_STEPS = 1.25
 # … and where nobody decodes so many times the target, for somebody may join meanwhile.
 ALONE = 4
+
+# Of the tokens of each step that cuts a request: saved for shorter ones behind it. As `short_share` of prefill workers.
+SHORT_SHARE = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +71,7 @@ class LocalPrompts:
     _planned: dict[int, tuple[list[tuple[Prompt, Extend]], float]] = field(default_factory=dict)
     # Rows of which a step alone was planned, to see what it costs.
     _asked: set[int] = field(default_factory=set)
+    _saved: float = 0.0  # tokens of steps that cut a request, for shorter ones behind it
     _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property
@@ -176,10 +182,9 @@ class LocalPrompts:
         """The next tokens of each in turn, until the step's tokens or its time are used up."""
         bound, left = self._bound_seconds(decode_rows), self.tokens_max
         chunks, masked = list[Extend](), False
-        for req, prompt in self._prompts.items():
-            start, all_tokens = req.launched_len, prompt.end
-            if start == all_tokens:
-                continue  # its last row is in flight
+        short, others = self._in_turn()
+        for prompt in [*short, *others]:
+            req, start, all_tokens = prompt.req, prompt.req.launched_len, prompt.end
             count = chunk_tokens(
                 self.cost,
                 rows=decode_rows,
@@ -200,7 +205,27 @@ class LocalPrompts:
             bound -= self.cost.extend.seconds(start, end - start)
             if left < self.memory.page_size or bound <= self.cost.decode_seconds(decode_rows):
                 break
+        self._saved -= sum(each.end - each.start for each in chunks[: len(short)])
+        if chunks and not chunks[-1].last:
+            self._saved += SHORT_SHARE * sum(each.end - each.start for each in chunks)
+            self._saved = min(self._saved, self.tokens_max)
         return chunks
+
+    def _in_turn(self) -> tuple[list[Prompt], list[Prompt]]:
+        """Requests with tokens that no step in flight computes: short ones that go first, and the others in order."""
+        short, others = list[Prompt](), list[Prompt]()
+        saved, first_tokens = self._saved, 0
+        for prompt in self._prompts.values():
+            tokens = prompt.end - prompt.req.launched_len
+            if not tokens:
+                continue  # its last row is in flight
+            if tokens <= saved and tokens < first_tokens:
+                short.append(prompt)
+                saved -= tokens
+            else:
+                others.append(prompt)
+                first_tokens = first_tokens or tokens
+        return short, others
 
     def _tried_from(self, start: int, left: int) -> int:
         """Tokens up to the end of a page; steps of one page alone do not tell what a pass costs and what a token."""

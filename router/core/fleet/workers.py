@@ -107,16 +107,20 @@ class Worker:
         )
         return self.load.queued_tokens + sum(new)
 
-    def has_turn(self, tenant: str) -> bool:
-        """Whether a decode worker computes one more prompt soon: what waits there fits its next steps.
+    def has_turn(self, tenant: str, tokens: int) -> bool:
+        """Whether a decode worker computes one more prompt, of so many tokens, soon: what waits fits its next steps.
 
-        There is as much room again for tenants that have no prompt there.
+        There is as much room again for tenants that have no prompt there; and beside a prompt of several steps a step
+        for such as fit it together, which the worker computes beside it.
         """
-        most = STEPS_WAITING * self.hello.limits.extend_tokens
-        waiting = self.tokens_waiting
+        step = self.hello.limits.extend_tokens
+        most, waiting = STEPS_WAITING * step, self.tokens_waiting
         if waiting < most:
             return True
-        return waiting < 2 * most and all(self.assigned[rid].tenant != tenant for rid in self.extending)
+        if waiting < 2 * most and all(self.assigned[rid].tenant != tenant for rid in self.extending):
+            return True
+        short = sum(count for count in self.extending.values() if count <= step)
+        return short + tokens <= step and max(self.extending.values(), default=0) > step
 
     @property
     def tokens(self) -> int:

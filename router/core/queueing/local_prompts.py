@@ -5,8 +5,9 @@
     always     whether or not
     never      not at all
 
-A decode worker computes prompts one after the other beside its streams. What it has no turn for soon stays at the
-router, where tenants take turns. A prompt needs its slot and all its pages at once, like one whose pages are fetched.
+A decode worker computes prompts one after the other beside its streams, and short ones beside a long one. What it has
+no turn for soon stays at the router, where tenants take turns. A prompt needs its slot and all its pages at once, like
+one whose pages are fetched.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class LocalPlacement:
 
     def _may_take(self, live: LiveRequest, worker: Worker, now: float) -> bool:
         """Whether it has a turn for the prompt, and no stream that has begun waits longer than it may."""
-        if not worker.has_turn(live.tenant.name):
+        if not worker.has_turn(live.tenant.name, live.need.tokens):
             return False
         if live.output:
             return True

@@ -77,6 +77,28 @@ def test_streams_go_on_beside_it() -> None:
     assert bench.tokens("r") == [ORDINARY] * 3
 
 
+def test_short_prompts_go_past_a_long_one_in_a_quarter_of_its_steps() -> None:
+    bench = bench_with(pages=200)
+    shorts = [f"s{number}" for number in range(6)]
+    bench.send(serve("long", prompt(160)), *[serve(rid, prompt(4, n)) for n, rid in enumerate(shorts, 2)])
+    bench.run_until(lambda: len(bench.said(Prefilled)) == 4)
+    computed = sum(len(row.token_ids) for batch in bench.device.batches for row in batch.extend)
+    assert [said.rid for said in bench.said(Prefilled)] == shorts[:4]
+    assert 4 * 4 * 4 - 8 <= computed <= 4 * 4 * 4 + 24, "they take their share, but for the steps in flight"
+    bench.run()
+    told = [said.rid for said in bench.said(Prefilled)]
+    assert sorted(told) == sorted(["long", *shorts])
+    assert [rid for rid in told if rid != "long"] == shorts
+    assert bench.holds_nothing
+
+
+def test_a_prompt_that_is_no_shorter_than_a_step_goes_past_none() -> None:
+    bench = bench_with(pages=200)
+    bench.send(serve("first", prompt(100)), serve("second", prompt(9, 2)))
+    bench.run()
+    assert [said.rid for said in bench.said(Prefilled)] == ["first", "second"]
+
+
 def test_what_is_cached_is_not_computed_again() -> None:
     bench = bench_with(local_tokens_max=100)
     bench.send(serve("a", prompt(30), 2))

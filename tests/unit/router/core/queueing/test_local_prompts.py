@@ -120,6 +120,21 @@ def test_what_has_no_turn_soon_waits_at_the_router_for_the_next_report() -> None
     assert world.state("r1") == "extending"
 
 
+def test_prompts_that_fit_a_step_together_have_a_turn_beside_a_long_one() -> None:
+    world = deployment()
+    world.submit(request("long", LONG))
+    for number in range(3):
+        world.submit(request(f"s{number}", tuple(range(1, 31)), max_new_tokens=2))
+    world.submit(request("other", LONG))
+    assert [world.state(f"s{number}") for number in range(3)] == ["extending", "extending", "waiting"]
+    begun(world, "s0")
+    assert [world.state(rid) for rid in ("s2", "other")] == ["extending", "waiting"]
+    world.loaded("d0", running=1, queued_tokens=300)
+    begun(world, "long")
+    world.submit(request("s3", (1, 2, 3)))
+    assert world.state("s3") == "waiting", "another router's are no reason"
+
+
 def test_a_tenant_without_a_prompt_there_has_a_turn_beside_one_that_fills_it() -> None:
     world = deployment()
     for number in range(2):
