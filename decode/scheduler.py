@@ -156,8 +156,7 @@ class DecodeScheduler:
 
     def on_fetch(self, event: FetchEvent, now: float) -> None:
         """A fetch landed, went stale, failed or was proven to have ended."""
-        del now
-        match self._transfer_queue.on_fetch(event):
+        match self._transfer_queue.on_fetch(event, now):
             case Transferred() as arrived:
                 self._join(arrived)
             case NotTransferred(req, cause, reason, detail):
@@ -201,7 +200,7 @@ class DecodeScheduler:
             detail = "it migrates, and its pages would have to be computed again"
             self._endings.return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
         self._resume_retracted()
-        self._admit_waiting()
+        self._admit_waiting(now)
         self._batch.start_joining()
         self._retraction.look(self._batch.running.values())
         self._migrations.start()
@@ -322,7 +321,7 @@ class DecodeScheduler:
     def _intake(self, router: str, command: Decode, now: float) -> None:
         req = self._take_in(router, command, now)
         if req is not None and not self._transfer_queue.wait(req, command.baton):
-            self._admit(req, command.baton)
+            self._admit(req, command.baton, now)
 
     def _intake_prompt(self, router: str, command: Serve, now: float) -> None:
         req = self._take_in(router, command, now)
@@ -362,16 +361,16 @@ class DecodeScheduler:
         self._reqs[req.rid] = req
         return req
 
-    def _admit_waiting(self) -> None:
+    def _admit_waiting(self, now: float) -> None:
         """Try again the requests whose awaited fetch has ended.
 
         They may wait again, for more of their prefix. After a fetch that did not land, each fetches for itself.
         """
         for req, baton, landed in self._transfer_queue.take_waiting():
             if not (landed and self._transfer_queue.wait(req, baton)):
-                self._admit(req, baton)
+                self._admit(req, baton, now)
 
-    def _admit(self, req: Req, baton: Baton) -> None:
+    def _admit(self, req: Req, baton: Baton, now: float) -> None:
         """Start fetching what is not cached here, or refuse."""
         self.memory.match(req, baton.kv_len)
         missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
@@ -379,7 +378,7 @@ class DecodeScheduler:
             self._refuse_for_room(req)
             return
         self._take_slot(req)
-        if arrived := self._transfer_queue.start(req, baton):
+        if arrived := self._transfer_queue.start(req, baton, now):
             self._join(arrived)
 
     def _refuse_for_room(self, req: Req) -> None:
@@ -527,6 +526,8 @@ class DecodeScheduler:
             extend_rate=rate.tokens_per_second,
             position_seconds=rate.position_seconds,
             step_seconds=two_digits(self._prompts.cost.decode_seconds(rows)),
+            pages_arriving=self.memory.pool.count(PageState.ARRIVING),
+            pages_arriving_a_second=self._transfer_queue.link_rate.per_second(self._now),
         )
 
     # ---- proof ----

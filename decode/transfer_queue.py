@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from decode.counters import DecodeCounters
 from decode.lifecycle import DecodeEvent, DecodeState
+from decode.link_rate import LinkRate
 from shared.batch.effects import AbandonFetch, StartFetch, WorkerEffect
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
@@ -71,6 +72,7 @@ class TransferQueue:
     states: RequestStates[DecodeState, DecodeEvent]
     counters: DecodeCounters
     effects: list[WorkerEffect]
+    link_rate: LinkRate = field(default_factory=LinkRate)
     _transferring: dict[int, Req] = field(default_factory=dict)  # by fetch
     _waiting: list[tuple[Req, Baton, Req]] = field(default_factory=list)  # the last fetches what it waits for
     _quarantined: dict[int, list[int]] = field(default_factory=dict)  # pages by fetch
@@ -125,7 +127,7 @@ class TransferQueue:
         self._waiting = [entry for entry in self._waiting if entry[2] in fetching]
         return ready
 
-    def start(self, req: Req, baton: Baton) -> Transferred | None:
+    def start(self, req: Req, baton: Baton, now: float) -> Transferred | None:
         """Fetch what is not cached here into fresh pages; `Transferred` at once when nothing is missing.
 
         The request is matched and locked already, and the caller has made sure that the pages are free.
@@ -141,16 +143,19 @@ class TransferQueue:
         fetch_id = self._next_fetch_id
         self._next_fetch_id += 1
         self._transferring[fetch_id] = req
+        self.link_rate.started(now)
         self.states.advance(req, DecodeEvent.FETCH_STARTED)
         self.effects.append(StartFetch(fetch_id, baton, start_page, tuple(into)))
         return None
 
-    def on_fetch(self, event: FetchEvent) -> Transferred | NotTransferred | None:
+    def on_fetch(self, event: FetchEvent, now: float) -> Transferred | NotTransferred | None:
         """What a fetch event means for its request; None if the request is gone already."""
         req = self._remove(event.fetch_id)
         if req is None:
             self._on_abandoned(event)
             return None
+        pages = len(req.owned) if isinstance(event, FetchLanded) else 0
+        self.link_rate.landed(pages, now, more=bool(self._transferring))
         match event:
             case FetchLanded(_, fetched_bytes, seconds, link):
                 self.memory.pool.move(req.owned, PageState.ARRIVING, PageState.OWNED)
@@ -192,6 +197,8 @@ class TransferQueue:
         """The transferring request has ended: its pages are quarantined until its fetch has."""
         fetch_id = next(number for number, other in self._transferring.items() if other is req)
         self._remove(fetch_id)
+        if not self._transferring:
+            self.link_rate.stopped()
         self.effects.append(AbandonFetch(fetch_id))
         self._release_pages(fetch_id, req, ended=False)
 

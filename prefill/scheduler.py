@@ -12,6 +12,8 @@ requests, and is drained once its queue is computed and its leases have ended.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from prefill.config import PrefillConfig
 from prefill.counters import PrefillCounters
 from prefill.lifecycle import LEASE_ENDS, TRANSITIONS, PrefillEvent, PrefillState
@@ -202,6 +204,8 @@ class PrefillScheduler:
     def check(self) -> None:
         """Prove that pages, locks, slots and states agree; raises `InvariantError`."""
         self.memory.check()
+        if (tokens := tokens_by_tenant(self.leases.reqs)) != self.leases.tokens_by_tenant:
+            raise InvariantError(f"{tokens} are under lease, but {self.leases.tokens_by_tenant} are counted")
         check_states(
             {
                 PrefillState.WAITING: self.waiting.reqs,
@@ -268,28 +272,30 @@ class PrefillScheduler:
         return min(self._short_tokens + self._config.short_share * self._step_input, self._short_tokens_max)
 
     def _admit(self, adder: PrefillAdder, now: float) -> None:
-        for req in self.waiting.in_order(self.batch.reqs, self.leases.reqs):
+        running = self.batch.reqs
+        held = self.leases.tokens_by_tenant + tokens_by_tenant(running)
+        for req in self.waiting.in_order(running, held):
             if adder.cut is not None and len(req.token_ids) - req.cached_len > self._short_tokens_max:
                 continue  # it needs chunks of its own, later: it cannot use what is left to short ones
-            if not self._may_start(req):
+            if not self._may_start(req, held):
                 return
             result = adder.add(req)
             if adder.extends and adder.extends[-1].req is req:
                 self._start(req, now)
+                held[req.tenant] += len(req.token_ids)
             if result is not AddResult.CONTINUE:
                 return
 
-    def _may_start(self, req: Req) -> bool:
+    def _may_start(self, req: Req, held: Counter[str]) -> bool:
         """Whether there is a slot, a lease word for every running request and one more, and few enough leases.
 
-        A request below its tenant's share may start whatever others have under lease; of `lease_fraction` its tenant
-        takes an even share.
+        `held` are the tokens of each tenant that are in slots or under lease. A request below its tenant's share may
+        start whatever others have under lease; of `lease_fraction` its tenant takes an even share.
         """
         words = self.leases.free - len(self.batch)
         if not self.batch.free_slots or words <= 0:
             return False
         pages_leased = self._config.lease_fraction * self.memory.pool.total
-        held = tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
         if is_below_share(req, held, len(req.token_ids), pages_leased * self.memory.page_size):
             return True
         return self.leases.pages <= pages_leased and words > self._words_kept

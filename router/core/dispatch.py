@@ -63,7 +63,7 @@ class RouterCore:
         self._reservations = Reservations(settings, prefixes, self._effects)
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
-        self._foresight = Foresight(settings, self.fleet)
+        self._foresight = Foresight(settings, self.fleet, self._backpressure)
         prompt_seconds = PromptSeconds()
         self._local_prompts = LocalPlacement(
             settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
@@ -167,7 +167,7 @@ class RouterCore:
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
         for kind, name in self._reservations.deadlines.due(now):
-            if kind in ("pause", "rest"):
+            if kind in ("pause", "rest", "late"):
                 self._placeable = True
             elif kind == "renew":
                 self._reservations.renew(self._requests.live[name], now)
@@ -392,12 +392,14 @@ class RouterCore:
         assert live.waits_on is not None, live.rid
         if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
-        some_fit = False
+        some_fit, is_late = False, now >= self._reservations.late_at(live)
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._untried(live, workers)
             some_fit |= bool(untried)
             for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
-                choice = placement.place_decode(live.need, readers, self.fleet.prefixes, self.settings, now)
+                choice = placement.place_decode(
+                    live.need, readers, self.fleet.prefixes, self.settings, now, is_late=is_late
+                )
                 if choice is not None:
                     return choice, True
         return None, some_fit

@@ -42,6 +42,7 @@ class Lease:
     index: int
     nonce: int
     req: Req
+    tokens: int  # of the request, which get no more
     expires_at: float
 
 
@@ -87,6 +88,7 @@ class LeaseTable:
         self._free_words = deque(range(len(words)))
         self._leases: dict[str, Lease] = {}
         self._holds: Counter[int] = Counter()  # leases by page
+        self._tokens: Counter[str] = Counter()  # of their requests, by tenant
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -102,6 +104,11 @@ class LeaseTable:
         return len(self._holds)
 
     @property
+    def tokens_by_tenant(self) -> Counter[str]:
+        """The tokens of the requests of each tenant, a copy: a sum over all of them would be dear."""
+        return self._tokens.copy()
+
+    @property
     def reqs(self) -> list[Req]:
         """The requests whose pages are leased, oldest lease first."""
         return [lease.req for lease in self._leases.values()]
@@ -115,8 +122,11 @@ class LeaseTable:
         if req.rid in self._leases:
             raise InvariantError(f"request {req.rid} already has a lease")
         index, pages = self._free_words.popleft(), tuple(req.pages[: self._memory.pages_for(req.kv_len)])
-        lease = Lease(index, self._words.open(index, pages), req, now + self._lease_seconds)
+        lease = Lease(
+            index, self._words.open(index, pages), req, len(req.token_ids), now + self._lease_seconds
+        )
         self._leases[req.rid] = lease
+        self._tokens[req.tenant] += lease.tokens
         self._holds.update(req.pages)
         self._counters.leases_granted += 1
         return Baton(
@@ -172,6 +182,9 @@ class LeaseTable:
         del self._leases[lease.req.rid]
         self._words.clear(lease.index)
         self._free_words.append(lease.index)
+        self._tokens[lease.req.tenant] -= lease.tokens
+        if not self._tokens[lease.req.tenant]:
+            del self._tokens[lease.req.tenant]
         for page in lease.req.pages:
             self._holds[page] -= 1
             if not self._holds[page]:

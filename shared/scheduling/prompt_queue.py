@@ -7,6 +7,7 @@ slots, leases or routers: whether the next request may start is the scheduler's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,8 +91,8 @@ class PromptQueue:
         """Take out a request that starts, or that was cancelled."""
         del self._reqs[req.rid]
 
-    def in_order(self, running: Sequence[Req], leased: Sequence[Req]) -> list[Req]:
-        """The requests to try in this step, beside those that run and those whose pages are leased.
+    def in_order(self, running: Sequence[Req], held: Counter[str]) -> list[Req]:
+        """The requests to try in this step, beside those that run and the tokens that each tenant holds here.
 
         By the queue policy, then fairly among tenants; without those that wait a round for a shared prefix.
         """
@@ -104,5 +105,5 @@ class PromptQueue:
             running,
             prefix_aware_queue_max=self._rules.prefix_aware_queue_max,
         )
-        ordered = least_served_first(ordered, [*running, *leased])
+        ordered = least_served_first(ordered, held)
         return self._in_batch_prefix.go_now(ordered)

@@ -140,9 +140,10 @@ class InBatchPrefix:
         now: list[Req] = []
         put_off: dict[int, None] = {}
         for place, req in enumerate(ordered):
-            prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
-            whole = len(prefix[1]) == self._shared_tokens and place < self._queue_max
-            first = firsts.setdefault(prefix, req) if whole else req
+            first = req
+            if place < self._queue_max and len(req.token_ids) >= self._shared_tokens:
+                prefix = req.extra_key, tuple(req.token_ids[: self._shared_tokens])
+                first = firsts.setdefault(prefix, req)
             if req.sequence in self.put_off:
                 put_off[req.sequence] = None
             elif first is not req and _cached_tokens(req, self._cache)[1] <= self._cached_tokens_max:

@@ -46,12 +46,12 @@ def heaviest_tenant(reqs: Iterable[Req]) -> str:
     return max(held, key=lambda tenant: held[tenant])
 
 
-def least_served_first(waiting: Sequence[Req], present: Iterable[Req]) -> list[Req]:
-    """`waiting` in the order of the tokens that its tenant has before it: in `present` and in `waiting` itself.
+def least_served_first(waiting: Sequence[Req], held: Counter[str]) -> list[Req]:
+    """`waiting` in the order of the tokens that its tenant has before it: in what is `held` and in `waiting` itself.
 
     Requests of one tenant keep their order.
     """
-    ahead = tokens_by_tenant(present)
+    ahead = held.copy()
     ranks = {}
     for req in waiting:
         ranks[req.sequence] = ahead[req.tenant]

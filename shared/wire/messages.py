@@ -317,6 +317,8 @@ class Load(Message, frozen=True):
     extend_rate: TokensPerSecond = 0.0
     position_seconds: Seconds = 0.0  # … that a token takes longer for each token before it
     step_seconds: Seconds = 0.0  # of a step that only decodes, with the rows of now
+    pages_arriving: Count = 0  # of decode: that are being fetched
+    pages_arriving_a_second: PagesPerSecond = 0.0  # … that its links bring, while they are busy; 0: not known
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

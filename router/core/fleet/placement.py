@@ -121,22 +121,36 @@ def place_prefill(
 
 
 def place_decode(
-    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
+    need: Need,
+    workers: Sequence[Worker],
+    prefixes: PrefixIndex,
+    settings: RouterConfig,
+    now: float,
+    *,
+    is_late: bool = False,
 ) -> Placement[Worker] | None:
-    """The decode worker for a request: room first, then the policy; None while none has room."""
-    able = roomy(need, workers, settings, now)
+    """The decode worker for a request: room first, then the policy; None while none has room.
+
+    `is_late`: its stream has waited so long that a worker is asked as soon as its pages are free.
+    """
+    able = roomy(need, workers, settings, now, whatever_told=is_late)
     return _choose(need, able, prefixes, settings.decode_policy, settings)
 
 
 def place_whole(
     need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
 ) -> Placement[Worker] | None:
-    """The decode worker that computes the prompt, too: room first, then the policy of prefill."""
-    able = roomy(need, workers, settings, now)
+    """The decode worker that computes the prompt, too: room first, then the policy of prefill.
+
+    `Foresight.has_pages` has judged what the workers tell of room, where that counts.
+    """
+    able = roomy(need, workers, settings, now, whatever_told=True)
     return _choose(need, able, prefixes, settings.prefill_policy, settings)
 
 
-def roomy(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float) -> list[Worker]:
+def roomy(
+    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float, *, whatever_told: bool = False
+) -> list[Worker]:
     """Decode workers that have room for the request."""
     sizes = {worker.hello.limits.page_size: worker for worker in workers}
     pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
@@ -144,16 +158,24 @@ def roomy(need: Need, workers: Sequence[Worker], settings: RouterConfig, now: fl
     return [
         worker
         for worker in workers
-        if worker.has_room(pages[worker.hello.limits.page_size], tenant, share_max, now)
+        if worker.has_room(
+            pages[worker.hello.limits.page_size], tenant, share_max, now, whatever_told=whatever_told
+        )
     ]
 
 
 def place_beside_group(
-    need: Need, worker: Worker, shared_tokens: int, settings: RouterConfig, now: float
+    need: Need,
+    worker: Worker,
+    shared_tokens: int,
+    settings: RouterConfig,
+    now: float,
+    *,
+    whatever_told: bool = False,
 ) -> Placement[Worker] | None:
     """The decode worker where a sibling holds the pages of `shared_tokens`, if it has room for the rest."""
     pages = worker.pages_for(need.tokens, shared_tokens)
-    if not worker.has_room(pages, need.tenant, settings.tenant_share_max, now):
+    if not worker.has_room(pages, need.tenant, settings.tenant_share_max, now, whatever_told=whatever_told):
         return None
     return Placement(worker, "its sibling's worker", shared_tokens=shared_tokens)
 

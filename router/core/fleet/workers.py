@@ -24,6 +24,7 @@ from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, R
 STEPS_WAITING = (
     2  # of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
 )
+FETCHED_WEIGHT = 0.1  # of the last request in the average share that is fetched
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
 KvGroup = tuple[
@@ -61,6 +62,7 @@ class Worker:
     extending: dict[str, int] = field(
         default_factory=dict
     )  # tokens by rid of prompts that it computes for decode
+    fetched_share: float = 1.0  # of the pages of requests that come here, on average; the others are cached
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
@@ -153,14 +155,30 @@ class Worker:
         load = self.load
         if not (load.queued or load.running or self.assigned or self.foreseen):
             return self.hello.limits.pages or inf
-        pages = load.free_pages if not self.by_tenant[tenant] and self.assigned else load.pages_for_new
+        pages = self._pages_for(tenant)
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return pages + load.pages_a_second * seconds - in_front
 
-    def has_room(self, pages: int, tenant: str, share_max: float, now: float) -> bool:
+    def seconds_to_fetch(self) -> float:
+        """Seconds until all that is in front of a decode worker is fetched, by the rate that it tells; 0.0: none."""
+        load = self.load
+        if not load.pages_arriving_a_second:
+            return 0.0
+        in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
+        return (load.pages_arriving + in_front * self.fetched_share) / load.pages_arriving_a_second
+
+    def has_fetched(self, tokens: int, cached_tokens: int) -> None:
+        """A request of so many tokens has joined, and had some of them in the cache."""
+        share = max(0.0, 1 - cached_tokens / tokens) if tokens else 0.0
+        self.fetched_share += (share - self.fetched_share) * FETCHED_WEIGHT
+
+    def has_room(
+        self, pages: int, tenant: str, share_max: float, now: float, *, whatever_told: bool = False
+    ) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once.
 
         One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
+        `whatever_told`: all free pages count, also those that it keeps for the growth of others.
         """
         if not (self.takes_work() or self._is_below_share(tenant)):
             return False
@@ -173,10 +191,21 @@ class Worker:
         return (
             load.slots_free > unreported.requests + migrations
             and len(self.assigned) + migrations < slots
-            and load.free_pages - unreported.pages - sum(self.reserved.values()) >= pages
+            and (load.free_pages if whatever_told else self._pages_for(tenant))
+            - unreported.pages
+            - sum(self.reserved.values())
+            >= pages
             and (now >= self.paused_until or pages < self.paused_pages)
             and self._within_share_max(tenant, slots, share_max)
         )
+
+    def _pages_for(self, tenant: str) -> int:
+        """Pages that a decode worker gives to a request of this tenant: most get what the growth of others leaves."""
+        load = self.load
+        is_light = bool(self.assigned) and not self.by_tenant[tenant]
+        if load.pages_for_new < 0 or is_light or not (load.queued or load.running or self.assigned):
+            return load.free_pages
+        return load.pages_for_new
 
     def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
@@ -291,6 +320,8 @@ class Worker:
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
+        foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages
+        foreseen |= load.pages_arriving_a_second != before.pages_arriving_a_second  # 0.0 bounds nothing
         return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)
 
 

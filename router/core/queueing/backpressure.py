@@ -53,7 +53,7 @@ class Backpressure:
         self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
         self._late_at: dict[KvGroup, float] = {}  # when a stream was late last
         self._token_at: dict[KvGroup, float] = {}  # of the ready stream that has waited longest for a token
-        self._prefill_seconds = 0.0  # from placement to the first token, on average
+        self.prefill_seconds = 0.0  # from placement to the first token, on average
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Backpressure:
     def computed(self, seconds: float) -> None:
         """Prefill has taken so long for a request. Above `ready_seconds` it is prefill that holds requests up."""
         seconds = min(seconds, self._settings.ready_seconds)
-        self._prefill_seconds += (seconds - self._prefill_seconds) * PREFILL_WEIGHT
+        self.prefill_seconds += (seconds - self.prefill_seconds) * PREFILL_WEIGHT
 
     def refused(self, live: LiveRequest) -> None:
         """The worker that was to take the request has no room after all."""
@@ -135,7 +135,7 @@ class Backpressure:
         per_second = rate.per_second(now, seconds)
         if per_second is None:
             return True
-        bound = max(self._lane_min(kv_group), round(per_second * (seconds + self._prefill_seconds)))
+        bound = max(self._lane_min(kv_group), round(per_second * (seconds + self.prefill_seconds)))
         by_tenant = self._before_decode.get(kv_group, Counter())
         if not tenant.before_decode:  # others may have filled a small bound, and take long to leave
             return len(by_tenant) < bound

@@ -2,10 +2,14 @@
 
 What is begun and finds no room is a stream that stands still after its first token. So a prompt is begun only where
 some decode worker has pages for it, by what the worker tells: pages that it could give to a new request now, and those
-that come back within `ready_seconds`. What was begun before and is on its way there is taken off, each request at the
-worker that was foreseen for it.
+that come back soon. What was begun before and is on its way there is taken off, each request at the worker that was
+foreseen for it. Nor is it begun where the links are busy for longer with what was begun before.
 
-    pages_for_new + pages_a_second * ready_seconds - those in front >= pages of the prompt
+    pages_for_new + pages_a_second * FORESEEN * ready_seconds * own share - those in front >= pages of the prompt
+    (pages_arriving + those in front) / pages_arriving_a_second <= FETCHED_AHEAD * ready_seconds + seconds of prefill
+
+The *own share* is that of this router: other routers count on the same pages. Large requests wait for several ends, so
+of `ready_seconds` only a part is foreseen: else half of them would wait longer.
 
 A tenant that has nothing at a worker needs only free pages there, as at the worker itself. A worker that has nothing
 takes anything that fits it. Older workers tell nothing: then the prompt is begun. Foresight may be wrong; then a stream
@@ -15,19 +19,26 @@ pauses.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from router.config import RouterConfig
 from router.core.fleet.workers import Fleet, KvGroup, Worker
+from router.core.queueing.backpressure import Backpressure
 from router.core.requests.live_request import LiveRequest
+
+FORESEEN = 0.5  # of `ready_seconds`: what comes back until then counts
+FETCHED_AHEAD = (
+    0.3  # of `ready_seconds`: so long the links of a decode worker may be busy with what was begun before
+)
 
 
 class Foresight:
     """Looks for the decode worker of a prompt."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet):
+    def __init__(self, settings: RouterConfig, fleet: Fleet, backpressure: Backpressure):
         self._settings = settings
         self._fleet = fleet
+        self._backpressure = backpressure
 
     def readers(self, live: LiveRequest, kv_groups: Iterable[KvGroup]) -> dict[KvGroup, Worker | None]:
         """The KV groups in which the request may be computed, each with the decode worker that will have room for it.
@@ -57,12 +68,14 @@ class Foresight:
         Nobody tells: it may be begun.
         """
         need, told = live.need, False
+        fetched_ahead = FETCHED_AHEAD * self._settings.ready_seconds + self._backpressure.prefill_seconds
         everyone = self._fleet.of_role("decode")
         handful = self._fleet.open_to("decode").draw(
             self._settings.candidates_max, zlib.crc32(live.rid.encode()) ^ self._fleet.choices
         )
         for workers in (handful, everyone):
             best, spare_max = None, -1.0
+            seconds = FORESEEN * self._settings.ready_seconds * _own_share(workers)
             for worker in workers:
                 if (
                     worker.load.pages_for_new < 0
@@ -73,10 +86,18 @@ class Foresight:
                 ):
                     continue
                 told = True
-                spare = worker.pages_foreseen(live.tenant.name, self._settings.ready_seconds)
+                if worker.seconds_to_fetch() > fetched_ahead:
+                    continue
+                spare = worker.pages_foreseen(live.tenant.name, seconds)
                 spare -= worker.pages_for(need.tokens)
                 if spare >= 0 and spare > spare_max:
                     best, spare_max = worker, spare
             if best is not None:
                 return True, best
         return not told, None
+
+
+def _own_share(workers: Sequence[Worker]) -> float:
+    """The share of what runs at these workers that came from this router: as much of what comes back is for it."""
+    own = sum(len(worker.assigned) for worker in workers)
+    return own / max(own, 1, sum(worker.load.running + worker.load.queued for worker in workers))

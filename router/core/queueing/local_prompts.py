@@ -73,7 +73,9 @@ class LocalPlacement:
             shared = len(live.request.token_ids) if group.is_at_reader else 0
             if not self._may_take(live, source, now):
                 return None
-            return placement.place_beside_group(live.need, source, shared, self._settings, now)
+            return placement.place_beside_group(
+                live.need, source, shared, self._settings, now, whatever_told=True
+            )
         for workers in placement.whole_rounds(live.need, self._fleet, self._settings):
             able = [worker for worker in workers if self._may_take(live, worker, now)]
             choice = placement.place_whole(live.need, able, self._fleet.prefixes, self._settings, now)
@@ -99,7 +101,11 @@ class LocalPlacement:
                 bound += self._backpressure.seconds_before_decode(group, now)
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
             able = [worker for worker in workers if self._may_take(live, worker, now)]
-            able = list(placement.preferred(need, placement.roomy(need, able, self._settings, now)))
+            able = list(
+                placement.preferred(
+                    need, placement.roomy(need, able, self._settings, now, whatever_told=True)
+                )
+            )
             if not able:
                 continue
             hits = {worker: min(cached(worker.peer), need.tokens - 1) for worker in able}

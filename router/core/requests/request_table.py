@@ -7,7 +7,7 @@ together in these steps and nowhere else, so that nothing stays behind (all but 
     waiting      waiting    wait or gone           -                   -
     prefilling   -          -                      prefill             -
     extending    -          -                      decode              -
-    ready        ready      gone, renew            -                   prefill
+    ready        ready      gone, late, renew      -                   prefill
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
 `wait` ends with the first token, and `gone` is set only while no worker could continue the stream. A request that
@@ -188,6 +188,8 @@ class RequestTable:
         self._advance(live, RequestEvent.JOINED, now)
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
+        if live.worker is not None:
+            live.worker.has_fetched(live.need.tokens, joined.cached_tokens)
         if joined.transport:
             live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
         self._counters.fetched_bytes += joined.fetched_bytes

@@ -23,7 +23,8 @@ from shared.wire import messages
 from shared.wire.baton import Baton
 from shared.wire.messages import Message
 
-Deadline = Literal["wait", "gone", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
+Deadline = Literal["wait", "gone", "late", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
+LATE = 2  # of `ready_seconds` since its last token: a stream is offered to workers that may refuse it
 
 
 class Reservations:
@@ -60,6 +61,11 @@ class Reservations:
                 self.deadlines.set(("wait", live.rid), live.wait_until)
         elif live.state is RequestState.READY:
             self.ready.push(live, live.request.params.max_new_tokens)
+            self.deadlines.set(("late", live.rid), self.late_at(live))
+
+    def late_at(self, live: LiveRequest) -> float:
+        """When the stream has waited so long that workers are asked whatever they tell of their room."""
+        return live.token_at + LATE * self._settings.ready_seconds
 
     def dequeue(self, live: LiveRequest) -> None:
         """Take it out of the queue of its state, if it is in one."""
@@ -68,6 +74,7 @@ class Reservations:
             self.deadlines.clear(("wait", live.rid))
         elif live.state is RequestState.READY:
             self.ready.remove(live)
+            self.deadlines.clear(("late", live.rid))
         self.deadlines.clear(("gone", live.rid))
 
     # ---- workers -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tests.benchmarks.virtual_cluster.figures import Figures
 from tests.benchmarks.virtual_cluster.fleet_scenarios import FLEET_SCENARIOS
 from tests.benchmarks.virtual_cluster.load_scenarios import LOAD_SCENARIOS
 from tests.benchmarks.virtual_cluster.picture import draw
+from tests.benchmarks.virtual_cluster.promise_scenarios import PROMISE_SCENARIOS
 from tests.benchmarks.virtual_cluster.scenario import (
     ROUTERS,
     RunCurves,
@@ -22,7 +23,7 @@ from tests.benchmarks.virtual_cluster.scenario import (
     run_scenario,
 )
 
-SCENARIOS = LOAD_SCENARIOS | FLEET_SCENARIOS
+SCENARIOS = LOAD_SCENARIOS | PROMISE_SCENARIOS | FLEET_SCENARIOS
 
 
 def _write(figures: Mapping[str, object], indent: str) -> None:

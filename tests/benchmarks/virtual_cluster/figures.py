@@ -17,6 +17,7 @@ from tests.benchmarks.virtual_cluster.trace import TracedRequest
 
 BUCKET = math.log(1.02)
 SHORTEST = 1e-6  # seconds; shorter gaps count as this
+LONG_PAUSE_SECONDS = 2.0  # between two tokens of a stream
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +141,9 @@ def request_figures(records: Iterable[AnswerRecord]) -> Figures:
     figures |= {f"ttft_p{name}": _rounded(quantile(firsts, share)) for name, share in QUANTILES}
     figures |= {f"second_token_gap_p{name}": _rounded(quantile(seconds, share)) for name, share in QUANTILES}
     figures["pause_max"] = _rounded(max((record.pause for record in records), default=None))
+    streams = [record for record in records if record.tokens > 1]
+    paused = sum(record.pause > LONG_PAUSE_SECONDS for record in streams)
+    figures["long_pause_share"] = round(paused / max(1, len(streams)), 4)
     figures["outcomes"] = dict(sorted(Counter(record.outcome_word for record in records).items()))
     broken = [record for record in records if record.broken]
     figures["broken_streams"] = len(broken)

@@ -368,7 +368,11 @@ def _tight_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
 def _share_of_ample(figures: Mapping[str, Figures]) -> Figures:
     tight, ample = (number(figures[name], "goodput_tokens_per_second") for name in ("tight", "ample"))
-    return {"share_of_ample": round(tight / ample, 4)}
+    refused = number(figures["tight"], "no_room_refusals") / number(figures["tight"], "requests")
+    return {
+        "share_of_ample": round(tight / ample, 4),
+        "no_room_refusals_a_request": round(refused, 3),
+    }
 
 
 def _satout(size: ScenarioSize) -> Mapping[str, ClusterShape]:

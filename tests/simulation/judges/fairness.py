@@ -145,6 +145,10 @@ class JudgedRouterCore(RouterCore):
         may_begin, readers = super()._to_begin_at(live, workers, now)
         if not live.output and len(may_begin) < len(self._in_open_lanes(workers, live.tenant, now)):
             self.judged["a prompt waits for pages to be foreseen"] += 1
+            decode = self.fleet.of_role("decode")
+            self.judged["a prompt waits while links are busy"] += any(
+                worker.seconds_to_fetch() > self.settings.ready_seconds for worker in decode
+            )
         return may_begin, readers
 
     def _in_open_lanes(self, workers: Sequence[Worker], tenant: Tenant, now: float) -> Sequence[Worker]:
@@ -369,11 +373,11 @@ class JudgedDecode(DecodeScheduler):
         self._pages_below_share = pages - share_of(pages, share)
         self._turns, self._planned_at = TurnJudge(config.turn_seconds, self.judged), 0.0
 
-    def _admit(self, req: Req, baton: Baton) -> None:
+    def _admit(self, req: Req, baton: Baton, now: float) -> None:
         present = [*self._with_pages, *self._transfer_queue.transferring]
         held = tokens_by_tenant(present)
         largest = self._pages_of_largest()
-        super()._admit(req, baton)
+        super()._admit(req, baton, now)
         if req in self._transfer_queue.transferring:
             self._judge_arriving(req, largest)
         self._judge_admission(req, baton.kv_len, present, held)

@@ -37,22 +37,44 @@ def _allowed(core: RouterCore, live: LiveRequest, kv_group: KvGroup, *, slack: i
         and worker.fits(len(live.request.token_ids) + live.request.params.max_new_tokens)
     ]
     telling = [worker for worker in able if worker.load.pages_for_new >= 0]
-    return not telling or any(_spare(core, worker, live, slack) >= 0 for worker in telling)
+    return not telling or any(
+        _spare(core, worker, live, slack) >= 0 and _fetches_soon(core, worker, live, slack)
+        for worker in telling
+    )
 
 
 def _spare(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> float:
     """Pages that are left at the worker with this request, and others with `slack` more pages each."""
-    others = [each for each in core._requests.live.values() if each is not live]
-    coming = [each for each in others if each.foreseen_at is worker]
     load, page_size = worker.load, worker.hello.limits.page_size or 1
     own = -(-len(live.request.token_ids) // page_size) if worker.hello.limits.page_size else 0
-    if not (coming or worker.assigned or load.queued or load.running):
+    if not (_coming(core, worker, live) or worker.assigned or load.queued or load.running):
         return (worker.hello.limits.pages or inf) - own
     is_light = bool(worker.assigned) and all(
         each.tenant != live.tenant.name for each in worker.assigned.values()
     )
     pages = load.free_pages if is_light else load.pages_for_new
-    in_front = sum(max(0, worker.pages_for(each.need.tokens) + slack) for each in coming)
-    in_front += sum(each.pages for each in worker.assigned.values() if each.load_number == worker.load_number)
-    in_front += sum(worker.reserved.values())
-    return pages + load.pages_a_second * core.settings.ready_seconds - in_front - own
+    # As many seconds of what comes back as a router that is alone counts on; none, for what it surely counts on.
+    seconds = 0.5 * core.settings.ready_seconds if slack < 0 else 0.0
+    return pages + load.pages_a_second * seconds - _in_front(core, worker, live, slack) - own
+
+
+def _fetches_soon(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> bool:
+    """Whether the links of the worker are busy with what stands in front for a part of `ready_seconds` at most."""
+    load, ready_seconds = worker.load, core.settings.ready_seconds
+    if not load.pages_arriving_a_second:
+        return True
+    share, prefill = (worker.fetched_share, ready_seconds) if slack < 0 else (1.0, 0.0)
+    pages = load.pages_arriving + share * _in_front(core, worker, live, slack)
+    return pages / load.pages_arriving_a_second <= 0.3 * ready_seconds + prefill
+
+
+def _coming(core: RouterCore, worker: Worker, live: LiveRequest) -> list[LiveRequest]:
+    """Other requests that are foreseen at the worker."""
+    return [each for each in core._requests.live.values() if each is not live and each.foreseen_at is worker]
+
+
+def _in_front(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> int:
+    """Pages of what comes to the worker, or has come since its last load."""
+    pages = sum(max(0, worker.pages_for(each.need.tokens) + slack) for each in _coming(core, worker, live))
+    pages += sum(each.pages for each in worker.assigned.values() if each.load_number == worker.load_number)
+    return pages + sum(worker.reserved.values())

@@ -36,9 +36,9 @@ def _same_key_only(_: Any, arrived: Any, cache: Any, running: Any) -> list[Any]:
     return [req for req in arrived if req.extra_key in keys]
 
 
-def _as_much_is_too_much(may_start: Any, prefill: Any, req: Any) -> bool:
+def _as_much_is_too_much(may_start: Any, prefill: Any, req: Any, held: Any) -> bool:
     pages_leased = get(prefill, "settings of prefill").lease_fraction * prefill.memory.pool.total
-    return prefill.leases.pages < pages_leased and bool(may_start(prefill, req))
+    return prefill.leases.pages < pages_leased and bool(may_start(prefill, req, held))
 
 
 MISTAKES: dict[str, Mistakes] = {

@@ -249,6 +249,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",
         "pages are foreseen at a worker": "pages_foreseen",
+        "the links of a worker are busy": "seconds_to_fetch",
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
         "a decode worker has a turn": "has_turn",

@@ -53,6 +53,11 @@ def _foreseen_for_ever(foresee: Any, reservations: Any, live: Any, worker: Any) 
         foresee(reservations, live, worker)
 
 
+def _held_for_ever(seconds_to_fetch: Any, worker: Any) -> float:
+    rate = worker.load.pages_arriving_a_second
+    return float(seconds_to_fetch(worker) + (worker.own.pages / rate if rate else 0.0))
+
+
 def _begun_is_refused(requeue: Any, requests: Any, live: Any, event: Any, now: float, **said: Any) -> None:
     if live.output and event is RequestEvent.NO_ROOM:
         failed = RequestFailed(503, "There is no room.", code="no_worker")
@@ -99,6 +104,12 @@ MISTAKES: dict[str, Mistakes] = {
             "pages are foreseen at a worker": lambda _, worker, _tenant, seconds: (
                 worker.load.pages_for_new + worker.load.pages_a_second * seconds
             )
+        },
+        "what stands in front of decode is not taken off what links bring": {
+            "the links of a worker are busy": gives(0.0)
+        },
+        "pages that were sent to a worker are in front of its links until their requests end": {
+            "the links of a worker are busy": _held_for_ever
         },
         "a request is counted in front of decode until it ends, also when it is there": {
             "a request is foreseen at a worker": _foreseen_for_ever

@@ -35,7 +35,8 @@ WAYS = ("old", "new", "both", "both", "rolling", "rolling")
 NEWER = (Failed.__name__, Novelty.__name__, Paused.__name__, Scored.__name__, Serve.__name__)
 NOVELTIES = 0.05  # share of the messages received that a new process answers with one
 LATER_FIELD = encode("of_a_later_version") + encode(("unheard", 1))
-FIELDS_MAX = 15  # of a map whose length is in its first byte
+FIELDS_MAX = 15  # of a map whose length is in its first byte …
+MAP_OF_MORE = b"\xde"  # … and the first byte of one whose length is in the next two
 
 OLDER_READERS: Mapping[Role, Callable[[bytes], Message]] = {
     **decode_from_router,
@@ -72,9 +73,9 @@ def written(message: Message, writer: Hello) -> bytes:
     if not writer.understands:
         return encode(as_older(message))
     wire = encode(message)
-    fields = wire[0] & FIELDS_MAX
-    assert fields < FIELDS_MAX, f"{type(message).__name__} has too many fields for one more here"
-    return bytes([wire[0] + 1]) + wire[1:] + LATER_FIELD
+    fields = (wire[0] & FIELDS_MAX) + 1
+    head = bytes([wire[0] + 1]) if fields <= FIELDS_MAX else MAP_OF_MORE + fields.to_bytes(2)
+    return head + wire[1:] + LATER_FIELD
 
 
 def as_older(message: Message) -> Message:
@@ -87,6 +88,8 @@ def as_older(message: Message) -> Message:
             extend_rate=0.0,
             position_seconds=0.0,
             step_seconds=0.0,
+            pages_arriving=0,
+            pages_arriving_a_second=0.0,
         )
     return message
 

@@ -200,7 +200,27 @@ GATES = (
     Gate(
         scenario="long_prompts",
         size=ScenarioSize(),
-        at_most=(("ttft_p50", 3.0), ("second_token_gap_p99", 5.0), ("broken_share", 0.0)),
+        at_most=(("ttft_p50", 4.5), ("second_token_gap_p99", 3.0), ("broken_share", 0.0)),
+    ),
+    Gate(
+        scenario="slow_link",
+        size=ScenarioSize(length=0.25),
+        at_least=(("4,000 at 112 %: goodput_share_of_link", 0.95),),
+        at_most=(
+            ("4,000 at 112 %: second_token_gap_p50", 1.5),
+            ("4,000 at 112 %: second_token_gap_p99", 3.0),
+            ("4,000 at 112 %, 4 routers: second_token_gap_p50", 1.5),
+            ("4,000 at 112 %, 4 routers: second_token_gap_p99", 3.0),
+        ),
+    ),
+    Gate(
+        scenario="small_pools",
+        at_most=(
+            ("prompts: second_token_gap_p99", 3.0),
+            ("prompts: long_pause_share", 0.02),
+            ("prompts: no_room_refusals_a_request", 0.2),
+        ),
+        size=ScenarioSize(length=0.5),
     ),
     Gate(
         scenario="outgrown_pool",
@@ -259,6 +279,7 @@ GATES = (
         scenario="tight_pool",
         size=ScenarioSize(length=0.5),
         at_least=(("share_of_ample", 0.82),),
+        at_most=(("no_room_refusals_a_request", 0.3),),
         occurred=(("tight", "retractions"),),
     ),
 )

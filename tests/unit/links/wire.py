@@ -121,6 +121,8 @@ INSTANCES: tuple[Message, ...] = (
         extend_rate=1500.0,
         position_seconds=0.125,
         step_seconds=0.25,
+        pages_arriving=8,
+        pages_arriving_a_second=540.0,
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),

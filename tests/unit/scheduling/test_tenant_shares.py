@@ -54,10 +54,10 @@ def test_the_heaviest_tenant_holds_most_tokens_not_most_requests() -> None:
 
 def test_tenants_take_turns_by_tokens_and_each_keeps_its_order() -> None:
     waiting = [req("a", 10, 1), req("a", 10, 2), req("a", 10, 3), req("b", 15, 4), req("b", 1, 5)]
-    assert [each.sequence for each in least_served_first(waiting, [])] == [1, 4, 2, 5, 3]
-    assert [each.sequence for each in least_served_first(waiting, [req("a", 100)])] == [4, 5, 1, 2, 3]
+    assert [each.sequence for each in least_served_first(waiting, Counter())] == [1, 4, 2, 5, 3]
+    assert [each.sequence for each in least_served_first(waiting, Counter(a=100))] == [4, 5, 1, 2, 3]
     alone = waiting[:3]
-    assert least_served_first(alone, [req("a", 7)]) == alone
+    assert least_served_first(alone, Counter(a=7)) == alone
 
 
 @pytest.mark.parametrize(("places", "share"), [(1, 1), (2, 2), (8, 8), (20, 19), (64, 61), (768, 730)])

@@ -165,6 +165,20 @@ def test_room_shrinks_with_every_assignment_not_yet_reported() -> None:
     assert not worker.has_room(1, "", 1.0, 0.0), "the one slot is taken"
 
 
+def test_a_worker_that_keeps_pages_for_the_growth_of_others_is_offered_no_more_than_the_rest() -> None:
+    _, (worker,) = fleet_of("decode", 1)
+    worker.report(Load(running=1, free_pages=10, slots_free=4, pages_for_new=3))
+    assert worker.has_room(3, "", 1.0, 0.0)
+    assert not worker.has_room(4, "", 1.0, 0.0)
+    assert worker.has_room(10, "", 1.0, 0.0, whatever_told=True)
+    worker.assign("a", tokens=16, pages=1, tenant="first")
+    assert worker.has_room(9, "second", 1.0, 0.0), "of a tenant that has nothing here"
+    assert not worker.has_room(3, "first", 1.0, 0.0)
+    worker.unassign("a")
+    worker.report(Load(free_pages=10, slots_free=4, pages_for_new=3))
+    assert worker.has_room(10, "", 1.0, 0.0), "there are no others"
+
+
 def test_a_worker_that_drains_gets_nothing() -> None:
     _, workers = fleet_of("prefill", 2)
     workers[0].report(Load(accepting=False))

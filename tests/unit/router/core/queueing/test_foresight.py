@@ -39,11 +39,58 @@ def test_a_prompt_waits_until_decode_has_pages_for_it_and_hears_503_before_its_f
 
 
 def test_what_comes_back_within_ready_seconds_counts() -> None:
-    world = crowded(pages_for_new=4, pages_a_second=2.9, ready_seconds=2.0)
+    """Half of `ready_seconds` count, and the own share of what is there: all, for what is here is of this router."""
+    world = crowded(pages_for_new=40, ready_seconds=2.0)
+    world.submit(request("own", LONG))
+    world.prefilled("p0", "own", 10)
+    world.joined("d0", "own")
+    tells(world, "d0", 4, 5.9)
     world.submit(request("r", LONG))
     assert world.state("r") == "waiting"
-    tells(world, "d0", 4, 3.0)
+    tells(world, "d0", 4, 6.0)
     assert world.state("r") == "prefilling"
+
+
+def test_of_what_comes_back_to_all_routers_one_counts_its_own_share() -> None:
+    world = crowded(pages_for_new=40, ready_seconds=2.0)
+    world.submit(request("own", LONG))
+    world.prefilled("p0", "own", 10)
+    world.joined("d0", "own")
+    others = {"running": 2, "pages_for_new": 4}
+    world.loaded("d0", pages_a_second=11.9, **others)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", pages_a_second=12.0, **others)
+    assert world.state("r") == "prefilling"
+
+
+def test_a_prompt_waits_while_links_are_busy_with_what_was_begun_before() -> None:
+    """At 10 pages a second, 6 may be in front: 0.3 of `ready_seconds`."""
+    world = crowded(pages_for_new=100, ready_seconds=2.0)
+    busy = {"running": 1, "pages_for_new": 100, "pages_arriving_a_second": 10.0}
+    world.loaded("d0", pages_arriving=7, **busy)
+    world.submit(request("a", LONG))
+    world.submit(request("b", LONG))
+    assert [world.state(rid) for rid in "ab"] == ["waiting", "waiting"]
+    world.loaded("d0", pages_arriving=6, **busy)
+    assert [world.state(rid) for rid in "ab"] == ["prefilling", "waiting"], "a is in front of b"
+    world.prefilled("p0", "a", 10)
+    world.loaded("d0", pages_arriving=10, **busy)
+    assert world.state("b") == "waiting"
+    world.joined("d0", "a")
+    world.loaded("d0", pages_arriving=0, **busy)
+    assert world.state("b") == "prefilling"
+
+
+def test_what_decode_has_in_its_cache_needs_no_link() -> None:
+    world = crowded(pages_for_new=100, ready_seconds=2.0)
+    (worker,) = world.core.fleet.of_role("decode")
+    for _ in range(40):
+        worker.has_fetched(160, 144)
+    world.loaded("d0", running=1, pages_for_new=100, pages_arriving_a_second=10.0)
+    for rid in "abc":
+        world.submit(request(rid, LONG))
+    assert [world.state(rid) for rid in "abc"] == ["prefilling"] * 3
 
 
 def test_each_prompt_is_counted_once_until_the_worker_reports_it() -> None:
@@ -102,4 +149,6 @@ def test_a_stream_that_has_begun_is_computed_again_whatever_is_foreseen() -> Non
     tells(world, "d1", 0)
     peer, _ = world.sent(Prefill, "r")[-1]
     world.prefilled(peer, "r", 12, attempt=2, index=2)
-    assert world.placed(Decode, "r") == "d1"
+    assert world.placed(Decode, "r") == "d0", "the worker tells that it has no room"
+    world.wait(4.0)
+    assert world.placed(Decode, "r") == "d1", "it has waited so long that the worker is asked"
