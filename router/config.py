@@ -379,16 +379,27 @@ class RouterConfig(ProcessConfig):
         default=128,
         description="Tokens that a cache hit must save before it decides placement. Fewer do not justify an imbalance.",
     )
+    cache_miss_weight: float = Field(
+        default=2.0,
+        ge=1.0,
+        description="How much a token that a worker must compute counts, by one that is queued there. Above 1 because "
+        "what is computed where it was not cached drives something else out.",
+    )
+    own_worker_tokens_max: Count = Field(
+        default=6144,
+        description="Queued tokens by which a prefix's own worker may be behind the emptiest one. By its own worker, "
+        "which all routers name alike, a prefix goes that no worker is known to have.",
+    )
     imbalance_tokens_max: Count = Field(
         default=8192,
-        description="Difference in queued tokens between the fullest and the emptiest worker above which cache hits "
-        "are ignored, if imbalance_ratio_max is exceeded too.",
+        description="Queued tokens by which a worker may be behind the emptiest one before its cache hits are ignored, "
+        "if imbalance_ratio_max is exceeded too.",
     )
     imbalance_ratio_max: float = Field(
         default=1.5,
         ge=1.0,
-        description="Ratio of queued tokens between the fullest and the emptiest worker above which cache hits are "
-        "ignored, if imbalance_tokens_max is exceeded too.",
+        description="Ratio of a worker's queued tokens to the emptiest one's above which its cache hits are ignored, "
+        "if imbalance_tokens_max is exceeded too.",
     )
     prefix_blocks_max: PositiveInt = Field(
         default=1_048_576,

@@ -26,7 +26,7 @@ class Need:
     tenant: str = ""
     tokens: int  # prompt and output so far
     tokens_max: int  # … when it has all its output
-    blocks: tuple[int, ...] = ()  # names of its prefix blocks, see `prefix_index`
+    blocks: tuple[bytes, ...] = ()  # names of its prefix blocks, see `prefix_index`
     session: str = ""
     model: str = ""  # fingerprint it must continue on; "": any
     kv_format: str = ""  # fingerprint of the pages it brings; "": it brings none
@@ -47,6 +47,7 @@ class Candidate(Protocol):
     hello: Hello
     arrival: int
     last_chosen: int
+    salt: int  # `salt_of` its uid
 
     @property
     def requests(self) -> int: ...
@@ -54,6 +55,7 @@ class Candidate(Protocol):
     def tokens(self) -> int: ...
     @property
     def fullness(self) -> float: ...
+    def work(self, now: float) -> float: ...
 
 
 class PolicySettings(Protocol):
@@ -62,12 +64,30 @@ class PolicySettings(Protocol):
     @property
     def cache_hit_tokens_min(self) -> int: ...
     @property
+    def cache_miss_weight(self) -> float: ...
+    @property
+    def own_worker_tokens_max(self) -> int: ...
+    @property
     def imbalance_tokens_max(self) -> int: ...
     @property
     def imbalance_ratio_max(self) -> float: ...
 
 
+OWN_BLOCK = 8  # of 64 tokens: what differs behind it has the same own worker
+OWN_BLOCKS_MIN = 2  # shorter prompts have none
+MASK = (1 << 64) - 1
+FOUND_SHARE_MIN = 0.1  # below, the own worker of a prefix only breaks ties: there is one router, or no prefix
+SPREAD_RATIO = 2  # a worker that has lately computed so many times as much as another …
+SPREAD_MISSES = (
+    2  # … and so many times the prefix besides gives the other one a prefix that both have from then on
+)
+
 W = TypeVar("W", bound=Candidate)
+
+
+# It has the prefix; it is the prefix's own worker; it has done least lately; those that have the prefix are far behind;
+# it has least, by the policy; it has the session; it has the prompt from a sibling; it computes the prompt sooner
+PlacementReason = Literal["cached", "own", "spread", "balance", "least", "session", "group", "sooner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,7 @@ class Placement(Generic[W]):
 
     worker: W
     why: str
+    reason: PlacementReason  # … in one word
     hit_tokens: int = 0  # expected in its prefix cache
     shared_tokens: int = 0  # whose pages a sibling holds there
 
@@ -88,6 +109,8 @@ class Candidates(Generic[W]):
     workers: Sequence[W]  # one at least
     look_up: Callable[[], Callable[[str], int]]  # finds the prompt in the index: a peer → its tokens of it
     settings: PolicySettings
+    now: float  # seconds
+    found_share: float  # of prompts that a cache had although nobody was known to have them
 
     def least(self, cost: Callable[[W], float]) -> W:
         """The worker that costs least."""
@@ -99,36 +122,78 @@ def _least(workers: Sequence[W], cost: Callable[[W], float]) -> W:
 
 
 def _round_robin(among: Candidates[W]) -> Placement[W]:
-    return Placement(among.least(lambda _: 0), "its turn")
+    return Placement(among.least(lambda _: 0), "its turn", "least")
 
 
 def _total_requests(among: Candidates[W]) -> Placement[W]:
     best = among.least(lambda worker: worker.requests)
-    return Placement(best, f"fewest requests: {best.requests}")
+    return Placement(best, f"fewest requests: {best.requests}", "least")
 
 
 def _total_tokens(among: Candidates[W]) -> Placement[W]:
     best = among.least(lambda worker: worker.fullness)
-    return Placement(best, f"fewest tokens for its size: {best.tokens}")
+    return Placement(best, f"fewest tokens for its size: {best.tokens}", "least")
 
 
 def _cache_aware(among: Candidates[W]) -> Placement[W]:
-    """Fewest tokens to compute before the first token comes; a hot prefix must not starve its pod."""
+    """Fewest tokens to compute before the first token comes; a miss counts for more than its tokens.
+
+    Where nobody is known to have the prompt, its own worker: so routers agree that do not hear of each other. A worker
+    that is far behind the others, or that has computed several times as much lately, is relieved of a hot prefix.
+    """
     need, settings = among.need, among.settings
-    queued = [worker.tokens for worker in among.workers]
-    gap = max(queued) - min(queued)
-    if gap > settings.imbalance_tokens_max and max(queued) > settings.imbalance_ratio_max * min(queued):
-        best = among.least(lambda worker: worker.tokens)
-        return Placement(best, f"fleet out of balance by {gap} tokens; fewest queued: {best.tokens}")
     cached_tokens = among.look_up()
 
     def hit_of(worker: W) -> int:
         hit = min(cached_tokens(worker.peer), need.tokens - 1)
         return hit if hit >= settings.cache_hit_tokens_min else 0
 
-    best = among.least(lambda worker: worker.tokens + need.tokens - hit_of(worker))
-    hit = hit_of(best)
-    return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} queued", hit)
+    def cost(worker: W) -> float:
+        return worker.tokens + settings.cache_miss_weight * (need.tokens - hit_of(worker))
+
+    least = among.least(lambda worker: worker.tokens)
+    abreast = [worker for worker in among.workers if not _is_far_behind(worker, least, settings)]
+    best = _least(abreast, cost)
+    hit, queued = hit_of(best), f"{best.tokens} queued"
+    if not hit:
+        if any(hit_of(worker) for worker in among.workers):
+            return Placement(best, f"those that have it have too much to do, {queued}", "balance")
+        own = next(iter(by_rendezvous(need, among.workers)), None)
+        may_have_it = among.found_share >= FOUND_SHARE_MIN
+        most = min(settings.own_worker_tokens_max, settings.cache_miss_weight * need.tokens) * may_have_it
+        if own is not None and own.tokens <= least.tokens + most:
+            return Placement(own, f"the prefix's own worker, {own.tokens} queued", "own")
+        return Placement(best, f"fewest queued: {best.tokens}", "least")
+    idlest = among.least(lambda worker: worker.work(among.now))
+    spare = best.work(among.now) - SPREAD_RATIO * idlest.work(among.now)
+    missing = hit - hit_of(idlest)
+    if 0 < SPREAD_MISSES * missing < spare and idlest.tokens <= best.tokens:
+        return Placement(
+            idlest, f"has computed least lately, {idlest.tokens} queued", "spread", hit_of(idlest)
+        )
+    return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {queued}", "cached", hit)
+
+
+def _is_far_behind(worker: W, least: W, settings: PolicySettings) -> bool:
+    """Whether a worker has so much more to do than another that no cache hit is worth it."""
+    gap = worker.tokens - least.tokens
+    return gap > settings.imbalance_tokens_max and worker.tokens > settings.imbalance_ratio_max * least.tokens
+
+
+def by_rendezvous(need: Need, workers: Sequence[W]) -> list[W]:
+    """The workers, a prefix's own one first: where it is lost only its prefixes get another one.
+
+    Empty for a prompt so short that it is no prefix.
+    """
+    if len(need.blocks) < OWN_BLOCKS_MIN:
+        return []
+    early = int.from_bytes(need.blocks[min(OWN_BLOCK, len(need.blocks)) - 1])
+    return sorted(workers, key=lambda worker: (early * worker.salt & MASK, worker.peer), reverse=True)
+
+
+def salt_of(uid: str) -> int:
+    """What a worker's weight for a prefix is made with: a product of 64 bits, which costs less than a digest."""
+    return int.from_bytes(hashlib.blake2b(uid.encode(), digest_size=8).digest()) | 1
 
 
 def _power_of_two(among: Candidates[W]) -> Placement[W]:
@@ -138,7 +203,7 @@ def _power_of_two(among: Candidates[W]) -> Placement[W]:
     step = 1 + zlib.crc32(rid, 1) % max(1, len(workers) - 1)
     pair = [workers[first], workers[(first + step) % len(workers)]]
     best = _least(pair, lambda worker: worker.fullness)
-    return Placement(best, f"the less full of two: {best.tokens} tokens")
+    return Placement(best, f"the less full of two: {best.tokens} tokens", "least")
 
 
 def _follow_bootstrap_room(among: Candidates[W]) -> Placement[W]:
@@ -147,7 +212,7 @@ def _follow_bootstrap_room(among: Candidates[W]) -> Placement[W]:
     if not session:
         return _total_tokens(among)
     best = max(among.workers, key=lambda worker: (_weight(session, worker.hello.uid), worker.peer))
-    return Placement(best, "its session's worker")
+    return Placement(best, "its session's worker", "session")
 
 
 def _weight(session: str, uid: str) -> bytes:

@@ -23,6 +23,7 @@ from shared.primitives.metric_fields import (
     all_declared,
     counted,
     counted_by,
+    counted_by_labels,
     durations,
     observed,
     total,
@@ -114,6 +115,13 @@ class RouterCounters:
         "always",
         "sooner",
         "sibling",
+    )
+    placements: Counter[tuple[str, ...]] = counted_by_labels(
+        CounterMetric(
+            "segue_router_placements_total",
+            "Requests given to workers, by the worker's role and why this one, in one word (`PlacementReason`).",
+            ("worker_role", "why"),
+        )
     )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)

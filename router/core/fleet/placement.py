@@ -14,7 +14,7 @@ from itertools import islice
 from router.config import RouterConfig
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.workers import Fleet, Worker
-from router.placement_policies import POLICIES, Candidates, Need, Placement, PolicyName
+from router.placement_policies import POLICIES, Candidates, Need, Placement, PolicyName, by_rendezvous
 from shared.wire.messages import Role
 
 
@@ -48,9 +48,9 @@ def _rounds(
     unless no worker of the fleet could ever take it.
 
     In a fleet of up to `candidates_max` workers there is one list, with all of them. In a larger one the first list has
-    as many workers, drawn at random by the request, and those that have most of its prompt. So the cost of a request
-    does not grow with the fleet, and routers that know the same loads do not all choose the one that is least loaded.
-    Where none of the handful has room, every worker is asked that takes anything at all.
+    as many workers, drawn at random by the request, and those that have most of its prompt, or its own worker. So the
+    cost of a request hardly grows with the fleet, and routers that know the same loads do not all choose the one that
+    is least loaded. Where none of the handful has room, every worker is asked that takes anything at all.
     """
     everyone, candidates_max = fleet.of_role(role), settings.candidates_max
     if len(everyone) <= candidates_max or (need.session and POLICIES[policy].keeps_sessions):
@@ -61,7 +61,10 @@ def _rounds(
     drawn = takers.draw(candidates_max, seed)
     if POLICIES[policy].reads_prefixes:
         best = fleet.prefixes.hits(need.blocks).best(role, candidates_max // 2, seed)
-        drawn += [fleet.workers[peer] for peer in best if fleet.workers[peer] not in drawn]
+        besides = [fleet.workers[peer] for peer in best] or list(
+            islice((worker for worker in by_rendezvous(need, takers.all) if could(need, worker, fleet)), 1)
+        )
+        drawn += [worker for worker in besides if worker not in drawn]
     yield [
         worker
         for worker in drawn
@@ -117,7 +120,7 @@ def place_prefill(
 ) -> Placement[Worker] | None:
     """The prefill worker for a request, or None while all of them have enough to do."""
     free = [worker for worker in workers if _takes_prefill(worker, need, settings, now)]
-    return _choose(need, free, prefixes, settings.prefill_policy, settings)
+    return _choose(need, free, prefixes, settings.prefill_policy, settings, now)
 
 
 def place_decode(
@@ -134,7 +137,7 @@ def place_decode(
     `is_late`: its stream has waited so long that a worker is asked as soon as its pages are free.
     """
     able = roomy(need, workers, settings, now, whatever_told=is_late)
-    return _choose(need, able, prefixes, settings.decode_policy, settings)
+    return _choose(need, able, prefixes, settings.decode_policy, settings, now)
 
 
 def place_whole(
@@ -145,7 +148,7 @@ def place_whole(
     `Foresight.has_pages` has judged what the workers tell of room, where that counts.
     """
     able = roomy(need, workers, settings, now, whatever_told=True)
-    return _choose(need, able, prefixes, settings.prefill_policy, settings)
+    return _choose(need, able, prefixes, settings.prefill_policy, settings, now)
 
 
 def roomy(
@@ -177,7 +180,7 @@ def place_beside_group(
     pages = worker.pages_for(need.tokens, shared_tokens)
     if not worker.has_room(pages, need.tenant, settings.tenant_share_max, now, whatever_told=whatever_told):
         return None
-    return Placement(worker, "its sibling's worker", shared_tokens=shared_tokens)
+    return Placement(worker, "its sibling's worker", "group", shared_tokens=shared_tokens)
 
 
 def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: float) -> bool:
@@ -185,12 +188,24 @@ def _takes_prefill(worker: Worker, need: Need, settings: RouterConfig, now: floa
 
 
 def _choose(
-    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, policy: PolicyName, settings: RouterConfig
+    need: Need,
+    workers: Sequence[Worker],
+    prefixes: PrefixIndex,
+    policy: PolicyName,
+    settings: RouterConfig,
+    now: float,
 ) -> Placement[Worker] | None:
     if not workers:
         return None
     return POLICIES[policy].choose(
-        Candidates(need, preferred(need, workers), lambda: prefixes.hits(need.blocks).tokens, settings)
+        Candidates(
+            need,
+            preferred(need, workers),
+            lambda: prefixes.hits(need.blocks).tokens,
+            settings,
+            now,
+            prefixes.found_share,
+        )
     )
 
 

@@ -1,9 +1,9 @@
 """Which prompt prefixes each worker has probably cached, judged by what was sent to it.
 
-Prompts are cut into blocks, each named by a hash of itself and all before it, so a prefix is as long as the
-leading names that are known. One index holds the blocks of all workers, so one walk along a prompt finds the hits of
-all of them. Approximate on purpose: the worker evicts by rules of its own, and a wrong guess costs a recomputation,
-never a wrong token.
+Prompts are cut into blocks, each named by a digest of itself and all before it, so a prefix is as long as the
+leading names that are known, and every router has the same names. One index holds the blocks of all workers, so one
+walk along a prompt finds the hits of all of them. Approximate on purpose: the worker evicts by rules of its own, and a
+wrong guess costs a recomputation, never a wrong token.
 
 Each worker's blocks are bounded by what its pool can hold, and by an equal share of one bound for all workers; the
 least recently used go first. When a worker turns out to have evicted some that were thought to be there, as many of
@@ -12,23 +12,33 @@ its oldest are forgotten: they are the likeliest to be gone too.
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import islice
 
-BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one hash a 64 tokens
+import msgspec
+
+BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one digest each 64 tokens
+NAME_BYTES = 8
+FOUND_OF = 32  # prompts over which `found_share` is taken, about
+
+_encode = msgspec.msgpack.Encoder().encode  # the fastest way from a tuple to bytes
 
 
-def block_names(token_ids: Sequence[int], extra_key: str, known: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """One name for each whole block of `token_ids`; equal across processes and runs.
+def block_names(token_ids: Sequence[int], extra_key: str, known: tuple[bytes, ...] = ()) -> tuple[bytes, ...]:
+    """One name for each whole block of `token_ids`; equal in every process.
 
     `known` are the names of its first blocks, which are not computed again.
     """
+    start = len(known) * BLOCK_TOKENS
+    if len(token_ids) - start < BLOCK_TOKENS:
+        return known
+    name = known[-1] if known else blake2b(extra_key.encode(), digest_size=NAME_BYTES).digest()
     names = list(known)
-    name = names[-1] if names else zlib.crc32(extra_key.encode())
-    for start in range(len(names) * BLOCK_TOKENS, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        name = hash((name, tuple(token_ids[start : start + BLOCK_TOKENS])))
+    for at in range(start, len(token_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        block = _encode(token_ids[at : at + BLOCK_TOKENS])
+        name = blake2b(block, digest_size=NAME_BYTES, salt=name).digest()
         names.append(name)
     return tuple(names)
 
@@ -38,10 +48,13 @@ class PrefixIndex:
 
     def __init__(self, blocks_max: int):
         self._blocks_max = blocks_max
+        self.found_share = (
+            0.5  # of prompts that nobody was known to have and a cache had: other routers sent them
+        )
         self._workers: dict[str, _WorkerBlocks] = {}
         self._peers: dict[int, str] = {}  # by bit
         self._roles: Counter[str] = Counter()  # the bits of the workers of each
-        self._holders: dict[int, int] = {}  # block name: the bits of the workers that have it
+        self._holders: dict[bytes, int] = {}  # block name: the bits of the workers that have it
 
     def __len__(self) -> int:
         """Blocks of all workers; one that two workers have counts twice."""
@@ -69,7 +82,7 @@ class PrefixIndex:
             for role in self._roles:
                 self._roles[role] &= ~(1 << worker.bit)
 
-    def hits(self, names: Sequence[int]) -> Hits:
+    def hits(self, names: Sequence[bytes]) -> Hits:
         """Which workers know how much of a prompt."""
         having = self._holders.get(names[0], 0) if names else 0
         steps: list[tuple[int, int]] = []
@@ -84,7 +97,7 @@ class PrefixIndex:
             steps.append((len(names) * BLOCK_TOKENS, having))
         return Hits(steps[::-1], self._peers, self._workers, self._roles)
 
-    def insert(self, peer: str, names: Sequence[int]) -> None:
+    def insert(self, peer: str, names: Sequence[bytes]) -> None:
         """Note a prompt. Its head becomes the most recent: a tail without its head would be useless."""
         worker = self._workers.get(peer)
         if worker is None:
@@ -102,6 +115,10 @@ class PrefixIndex:
         worker = self._workers.get(peer)
         if worker is not None:
             self._shrink(worker, max(0, len(worker.blocks) - tokens // BLOCK_TOKENS))
+
+    def looked(self, *, found: bool) -> None:
+        """A prompt that nobody was known to have was, or was not, in its worker's cache."""
+        self.found_share += (found - self.found_share) / FOUND_OF
 
     def _bound(self, worker: _WorkerBlocks) -> int:
         share = max(1, self._blocks_max // len(self._workers))
@@ -171,7 +188,7 @@ class _WorkerBlocks:
 
     def __init__(self, bit: int, blocks_max: int | None):
         self.bit = bit
-        self.blocks: OrderedDict[int, None] = OrderedDict()
+        self.blocks: OrderedDict[bytes, None] = OrderedDict()
         self.blocks_max = blocks_max
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from math import inf
+from math import exp2, inf
 from typing import Any, Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.prefix_index import PrefixIndex
-from router.placement_policies import LocalPrefill
+from router.placement_policies import LocalPrefill, salt_of
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
 from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role, Serve
@@ -25,6 +25,7 @@ STEPS_WAITING = (
     2  # of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
 )
 FETCHED_WEIGHT = 0.1  # of the last request in the average share that is fetched
+WORK_HALF_SECONDS = 5.0
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
 KvGroup = tuple[
@@ -76,11 +77,15 @@ class Worker:
     )  # called when `is_open` may have changed
     capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
     features: frozenset[str] = field(init=False)  # of sampling parameters that it knows
+    salt: int = field(init=False)  # for its weights in rendezvous hashing
+    _work: float = 0.0
+    _work_at: float = 0.0
     pool_tokens: int = field(init=False)  # what its pool holds; 0: not known
     extends: bool = field(init=False)  # it is a decode worker that computes prompts
 
     def __post_init__(self) -> None:
         limits = self.hello.limits
+        self.salt = salt_of(self.hello.uid)
         self.features = frozenset(self.hello.features)
         self.load = Load(free_pages=limits.pages, slots_free=limits.slots)  # until its first report
         self.pool_tokens = limits.pages * limits.page_size
@@ -140,6 +145,10 @@ class Worker:
     def fullness(self) -> float:
         """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
         return self.tokens / (self.pool_tokens or 1)
+
+    def work(self, now: float) -> float:
+        """Tokens that this router has given it lately: what is `WORK_HALF_SECONDS` old counts half."""
+        return self._work * exp2((self._work_at - now) / WORK_HALF_SECONDS)
 
     def pages_for(self, tokens: int, shared: int = 0) -> int:
         """Pages that `tokens` tokens take here, beside those of the first `shared`, which are here already."""
@@ -263,6 +272,7 @@ class Worker:
     ) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
+        self._work, self._work_at = self.work(sent_at) + tokens, sent_at
         self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant, sent_at)
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)

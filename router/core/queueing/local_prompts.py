@@ -114,7 +114,7 @@ class LocalPlacement:
             if at_prefill is not None and seconds[best] >= bound:
                 return None
             why = f"{seconds[best]:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
-            return Placement(best, why, hits[best])
+            return Placement(best, why, "sooner", hits[best])
         return None
 
     def waits_for_sibling(self, live: LiveRequest, now: float) -> bool:

@@ -47,7 +47,7 @@ class LiveRequest:
     state: RequestState = TRANSITIONS.start
     sampling_group: SamplingGroup | None = None
     extra_key: str = ""  # names its prefix caches
-    blocks: tuple[int, ...] = ()
+    blocks: tuple[bytes, ...] = ()
     starts: dict[RequestState, float] = field(
         default_factory=dict
     )  # its place in each queue, see `VirtualTime`

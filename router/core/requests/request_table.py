@@ -382,6 +382,7 @@ class RequestTable:
     ) -> None:
         self.reservations.dequeue(live)
         self._advance(live, event, now, choice.worker.peer, choice.why)
+        self._counters.placements[choice.worker.hello.role, choice.reason] += 1
         self.reservations.assign(live, choice, tokens, now)
 
     def _become_ready(self, live: LiveRequest, baton: Baton, event: RequestEvent, now: float) -> None:

@@ -105,9 +105,12 @@ class Reservations:
         self.forget_target(live)
 
     def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
-        """Correct the prefix index if the prefill worker had less of the prompt in its cache than expected."""
+        """Correct the prefix index if the prefill worker had less of the prompt in its cache than expected, or more."""
         assert live.worker is not None, live.rid
-        missed = live.worker.assigned[live.rid].hit_tokens - cached_tokens
+        expected = live.worker.assigned[live.rid].hit_tokens
+        if not expected and live.blocks:
+            self._prefixes.looked(found=cached_tokens >= self._settings.cache_hit_tokens_min)
+        missed = expected - cached_tokens
         if missed > 0:
             self._prefixes.forget_oldest(live.worker.peer, missed)
 

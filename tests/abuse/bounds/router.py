@@ -343,6 +343,13 @@ ROUTER_BOUNDS = (
         f"{UNIT}/core/fleet/test_placement.py::test_a_hot_prefix_cannot_starve_its_pod",
     ),
     Bound(
+        "own_worker_tokens_max",
+        "another worker gets the prefix",
+        "none",
+        f"{UNIT}/core/fleet/test_placement.py"
+        "::test_the_own_worker_is_left_where_it_is_far_behind_or_was_never_of_use",
+    ),
+    Bound(
         "TENANTS_MAX",
         "the oldest starts at the clock again",
         "10,000 entries: 1 MiB",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from decode.scheduler import DecodeScheduler
@@ -186,6 +186,7 @@ class VirtualCluster:
         cached = sum(each.counters.cached_tokens for each in prefills)
         rows = sum(each.counters.generated_tokens + each.counters.extra_tokens for each in decodes)
         without = sum(each.counters.rows_without_page for each in decodes)
+        fetched = sum(each.counters.fetched_bytes for each in decodes)
         return {
             "prefix_hit_share": _share(cached, cached + computed),
             "retractions": sum(each.counters.retractions for each in decodes),
@@ -194,6 +195,10 @@ class VirtualCluster:
             "recomputed": sum(each.counters.recomputed for each in decodes),
             "no_room_refusals": sum(each.counters.no_room for each in decodes),
             "decode_rows": rows,
+            "computed_tokens_a_request": round(computed / max(1, len(self.records)), 1),
+            "fetched_mb_a_request": round(fetched / 1e6 / max(1, len(self.records)), 2),
+            **_spread("computed", [each.counters.extend_tokens for each in prefills]),
+            **_spread("rows", [each.counters.generated_tokens for each in decodes]),
             "rows_without_page": without,
             "rows_without_page_share": _share(without, rows + without),
             "prefill_busy_share": self._busy("prefill"),
@@ -203,6 +208,10 @@ class VirtualCluster:
     def _router_figures(self) -> Figures:
         cores = [router.core.counters for router in self.all_routers]
         return {
+            "placements": {
+                " ".join(key): count
+                for key, count in sorted(sum((core.placements for core in cores), Counter()).items())
+            },
             "migrations": dict(sum((core.migrations for core in cores), Counter())),
             "continuations": dict(sum((core.continuations for core in cores), Counter())),
             "worker_refusals": dict(sum((core.refusals for core in cores), Counter())),
@@ -237,3 +246,12 @@ class VirtualCluster:
 
 def _share(part: int, whole: int) -> float:
     return round(part / whole, 5) if whole else 0.0
+
+
+def _spread(name: str, by_pod: Sequence[int]) -> Figures:
+    """How uneven pods are; a pod that has done nothing counts as one."""
+    most, mean = max(by_pod, default=0), sum(by_pod) / max(1, len(by_pod))
+    return {
+        f"{name}_most_by_least": round(most / max(1, min(by_pod, default=0)), 3),
+        f"{name}_most_by_mean": round(most / max(1.0, mean), 3),
+    }

@@ -26,6 +26,13 @@ def output_seed(number: int, output_len: int) -> int:
     return number << _LENGTH_BITS | output_len
 
 
+def sampled_token(seed: int, index: int) -> int:
+    """Token `index` of the text of this seed: the end token where the text ends, else one of this request's own."""
+    if index + 1 == seed & ((1 << _LENGTH_BITS) - 1):
+        return EOS_TOKEN_ID
+    return ((seed >> _LENGTH_BITS) * 31 + index * 17) % 256
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Seconds of a step: a constant, and so much for each token (EXTEND) or row (DECODE)."""
@@ -83,12 +90,10 @@ class VirtualSlot:
     params: SamplingParams
 
     def sample(self) -> int:
-        """The token behind the KV: the end token where the text ends, else one of this request's own."""
+        """The token behind the KV."""
         seed = self.params.seed
-        index = self.kv_len - self.prompt_len
-        if index + 1 == seed & ((1 << _LENGTH_BITS) - 1) and not self.params.ignore_eos:
-            return EOS_TOKEN_ID
-        return ((seed >> _LENGTH_BITS) * 31 + index * 17) % 256
+        endless = seed >> _LENGTH_BITS << _LENGTH_BITS
+        return sampled_token(endless if self.params.ignore_eos else seed, self.kv_len - self.prompt_len)
 
 
 @dataclass(slots=True)

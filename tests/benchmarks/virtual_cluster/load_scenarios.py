@@ -184,44 +184,6 @@ def _share_of_capacity(figures: Mapping[str, Figures]) -> Figures:
     }
 
 
-# ---- many prefixes, few caches ----
-
-
-def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
-    def trace(rng: random.Random) -> Iterator[TracedRequest]:
-        for index, at in enumerate(poisson(rng, 40, seconds)):
-            own = rng.randint(50, 250)
-            yield TracedRequest(
-                number=index,
-                at=at,
-                prompt_len=3_000 + own,
-                output_len=10,
-                max_new_tokens=10,
-                prefix=rng.randrange(40),
-                prefix_len=3_000,
-            )
-
-    seconds = 30 * size.length
-    shape = ClusterShape(
-        prefill=WorkerShape(config=PREFILL, pool_tokens=60_000, page_bytes=100_000),
-        decode=WorkerShape(config=DecodeConfig(), pool_tokens=400_000, page_bytes=100_000),
-        prefill_workers=3,
-        decode_workers=2,
-        trace=trace,
-        seconds=seconds,
-    )
-    return {"cache_aware": shape, "round_robin": replace(shape, router={"prefill_policy": "round_robin"})}
-
-
-def _hits(figures: Mapping[str, Figures]) -> Figures:
-    aware, turns = (number(figures[name], "prefix_hit_share") for name in ("cache_aware", "round_robin"))
-    return {
-        "prefix_hit_share": aware,
-        "by_that_of_round_robin": round(aware / turns, 3),
-        "ttft_p50": figures["cache_aware"]["ttft_p50"],
-    }
-
-
 # ---- short prompts behind long ones ----
 
 
@@ -445,11 +407,6 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
         about="twice what one decode pod can serve",
         runs=lambda size: _overload(2.0, size),
         compared=_share_of_capacity,
-    ),
-    "affinity": LoadScenario(
-        about="40 prefixes of 3,000 tokens, 40 requests/s, three prefill pods that hold 60,000 tokens each",
-        runs=_affinity,
-        compared=_hits,
     ),
     "short_behind_long": LoadScenario(
         about="prompts of 30-80 tokens beside one of 6,000 each 8 s, at 2,000 tokens/s",

@@ -1,6 +1,7 @@
 """Requests as they come: when, how long, and which of them share a prefix. Drawn one by one, so any number fits.
 
-Prompts are bytes of a generator of their own: no two share a block unless they share a prefix by its name.
+Prompts are bytes of a generator of their own: no two share a block unless they share a prefix by its name, or one
+follows the other in a conversation.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from tests.benchmarks.virtual_cluster.device import output_seed, sampled_token
 
 REST_OF_CONTEXT = 0  # of `max_new_tokens`: the client gave no max_tokens
 
@@ -24,12 +27,23 @@ class TracedRequest:
     max_new_tokens: int = REST_OF_CONTEXT
     prefix: int = -1  # requests of one prefix begin alike; -1: with nobody
     prefix_len: int = 0
+    follows: TracedRequest | None = None  # its prompt begins with that one's, and its output
     kind: str = ""  # figures are also told by kind
 
     def prompt(self) -> tuple[int, ...]:
-        """Its tokens, each a byte."""
+        """Its tokens, each a byte but for the ends of what was said before."""
+        before = self.follows
+        if before is not None:
+            said = before.prompt() + before.output()
+            own = random.Random(f"prompt {self.number}").randbytes(self.prompt_len - len(said))
+            return said + tuple(own)
         own = random.Random(f"prompt {self.number}").randbytes(self.prompt_len - self.prefix_len)
         return tuple(random.Random(f"prefix {self.prefix}").randbytes(self.prefix_len) + own)
+
+    def output(self) -> tuple[int, ...]:
+        """Its whole text, as any device samples it."""
+        seed = output_seed(self.number, self.output_len)
+        return tuple(sampled_token(seed, index) for index in range(self.output_len))
 
 
 Trace = Iterator[TracedRequest]

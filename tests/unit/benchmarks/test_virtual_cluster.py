@@ -254,8 +254,28 @@ GATES = (
     Gate(
         scenario="affinity",
         size=ScenarioSize(length=0.5),
-        at_least=(("prefix_hit_share", 0.7), ("by_that_of_round_robin", 1.35)),
+        at_least=(
+            ("prefix_hit_share_of_1", 0.75),
+            ("prefix_hit_share_of_2", 0.74),
+            ("prefix_hit_share_of_4", 0.72),
+            ("by_that_of_round_robin", 1.35),
+        ),
         at_most=(("ttft_p50", 0.1),),
+    ),
+    Gate(
+        scenario="shared_prefixes",
+        size=ScenarioSize(length=0.5),
+        at_least=(
+            ("prefix_hit_share_of_1", 0.8),
+            ("prefix_hit_share_of_2", 0.8),
+            ("prefix_hit_share_of_4", 0.8),
+        ),
+        at_most=(("computed_most_by_least", 1.6), ("one_prefix_computed_most_by_mean", 1.3)),
+        occurred=(
+            ("forty, 4 routers", "placements", "prefill own"),
+            ("forty, 4 routers", "placements", "prefill cached"),
+            ("one", "placements", "prefill spread"),
+        ),
     ),
     Gate(
         scenario="short_behind_long",

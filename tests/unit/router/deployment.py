@@ -8,6 +8,7 @@ from typing import TypeVar
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, FleetPaired, NewTokens, Outcome, RequestEnded, RouterEffect
+from router.core.fleet.prefix_index import NAME_BYTES
 from shared.batch.effects import Note, Send
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
@@ -40,6 +41,11 @@ M = TypeVar("M", bound=Message)
 def hello(role: Role, uid: str, **fields: object) -> Hello:
     known: dict[str, object] = {"model_name": "m", "model": "weights", "kv_format": "kv", "limits": LIMITS}
     return Hello(session=1, role=role, uid=uid, epoch=1, **(known | fields))  # type: ignore[arg-type]
+
+
+def named(blocks: Iterable[int]) -> tuple[bytes, ...]:
+    """Names of blocks that the prefix index takes, told apart by numbers."""
+    return tuple(block.to_bytes(NAME_BYTES) for block in blocks)
 
 
 def request(

@@ -21,7 +21,7 @@ from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
 from router.core.fleet.workers import Fleet, Worker
 from router.placement_policies import Need
 from shared.wire.messages import WORKER_ROLES, Limits, Load
-from tests.unit.router.deployment import hello
+from tests.unit.router.deployment import hello, named
 
 SETTINGS = RouterConfig()
 HANDFUL = SETTINGS.candidates_max
@@ -93,7 +93,7 @@ def test_routers_that_know_the_same_loads_do_not_all_choose_the_emptiest() -> No
 
 def test_the_worker_that_has_the_prefix_is_compared_however_large_the_fleet_is() -> None:
     fleet = fleet_of(60, 1)
-    names = tuple(range(1, 40))
+    names = named(range(1, 40))
     fleet.prefixes.insert("p41", names)
     tokens = len(names) * BLOCK_TOKENS
     for number in range(20):
@@ -104,9 +104,25 @@ def test_the_worker_that_has_the_prefix_is_compared_however_large_the_fleet_is()
         assert choice.worker is fleet.workers["p41"]
 
 
+def test_the_own_worker_of_a_prefix_is_compared_however_large_the_fleet_is() -> None:
+    fleet = fleet_of(60, 1)
+    names = named(range(1, 40))
+    tokens = len(names) * BLOCK_TOKENS
+    chosen_for = set()
+    for number in range(20):
+        need = replace(NEED, rid=f"r{number}", blocks=names, tokens=tokens, tokens_max=tokens + 1)
+        workers = next(prefill_rounds(need, fleet, SETTINGS))
+        choice = place_prefill(need, workers, fleet.prefixes, SETTINGS, 0.0)
+        assert choice is not None
+        chosen_for.add(choice.worker)
+    (own,) = chosen_for
+    fleet.drain(own)
+    assert all(own not in workers for workers in prefill_rounds(need, fleet, SETTINGS))
+
+
 def test_workers_of_the_other_role_that_have_more_of_it_leave_it_its_place() -> None:
     fleet = fleet_of(60, 60)
-    prompt, output = tuple(range(1, 40)), tuple(range(100, 104))
+    prompt, output = named(range(1, 40)), named(range(100, 104))
     fleet.prefixes.insert("p41", prompt)
     for number in range(8):
         fleet.prefixes.insert(f"d{number}", prompt + output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -17,9 +18,9 @@ from router.core.fleet.placement import (
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
 from router.core.fleet.workers import Fleet, Worker
-from router.placement_policies import POLICIES, Need
+from router.placement_policies import POLICIES, Need, Placement, PlacementReason
 from shared.wire.messages import Limits, Load, Role
-from tests.unit.router.deployment import hello
+from tests.unit.router.deployment import hello, named
 
 SETTINGS = RouterConfig()
 NEED = Need(rid="r", model_name="m", tokens=100, tokens_max=200)
@@ -92,10 +93,111 @@ def test_cache_aware_goes_where_the_prefix_was_sent_unless_the_queue_there_is_lo
     need = replace(NEED, tokens=640, tokens_max=700, blocks=block_names(prompt, ""))
     fleet.prefixes.insert("p1", need.blocks)
     assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
-    workers[1].assign("a", tokens=600, pages=1)
-    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1"
+    workers[1].assign("a", tokens=1_200, pages=1)
+    assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p1", "a miss would cost 2 * 639"
     workers[1].assign("b", tokens=100, pages=1)
     assert chosen(need, workers, "cache_aware", prefixes=fleet.prefixes) == "p0"
+
+
+def fleets_apart(count: int, prompt_len: int = 640) -> tuple[list[Fleet], Need]:
+    """As many routers' views of four prefill workers, each in an order of its own, and a prompt."""
+    fleets = [Fleet(PrefixIndex(1024)) for _ in range(count)]
+    for shift, fleet in enumerate(fleets):
+        for number in range(4):
+            peer = f"p{(number + shift) % 4}"
+            fleet.up(peer, hello("prefill", peer))
+    blocks = block_names(tuple(range(prompt_len)), "")
+    return fleets, replace(NEED, tokens=prompt_len, tokens_max=prompt_len + 1, blocks=blocks)
+
+
+def placed(fleet: Fleet, need: Need) -> Placement[Worker]:
+    choice = place_prefill(need, fleet.of_role("prefill"), fleet.prefixes, SETTINGS, 0.0)
+    assert choice is not None
+    return choice
+
+
+def test_routers_that_have_never_heard_of_a_prefix_choose_the_same_worker() -> None:
+    fleets, need = fleets_apart(3)
+    choices = [placed(fleet, need) for fleet in fleets]
+    assert len({choice.worker.peer for choice in choices}) == 1
+    assert {choice.reason for choice in choices} == {"own"}
+
+
+def test_prompts_that_differ_behind_their_eighth_block_have_one_own_worker_and_others_are_spread() -> None:
+    (fleet,), need = fleets_apart(1)
+    own = placed(fleet, need).worker
+    other_end = block_names((*range(9 * BLOCK_TOKENS), *([7] * BLOCK_TOKENS)), "")
+    assert placed(fleet, replace(need, blocks=other_end)).worker is own
+    spread = Counter(
+        placed(fleet, replace(need, blocks=block_names((number, *range(639)), ""))).worker.peer
+        for number in range(400)
+    )
+    assert len(spread) == 4
+    assert min(spread.values()) > 60
+
+
+def test_only_prefixes_of_a_lost_worker_get_another_one() -> None:
+    (fleet,), need = fleets_apart(1)
+    needs = [replace(need, blocks=block_names((number, *range(639)), "")) for number in range(200)]
+    before = [placed(fleet, each).worker.peer for each in needs]
+    fleet.down("p2")
+    after = [placed(fleet, each).worker.peer for each in needs]
+    assert all(new == old for old, new in zip(before, after, strict=True) if old != "p2")
+    assert "p2" in before
+
+
+def test_a_prompt_below_128_tokens_has_no_own_worker() -> None:
+    (fleet,), need = fleets_apart(1, 2 * BLOCK_TOKENS - 1)
+    assert placed(fleet, need).reason == "least"
+
+
+def test_the_own_worker_is_left_where_it_is_far_behind_or_was_never_of_use() -> None:
+    (fleet,), need = fleets_apart(1)
+    own = placed(fleet, need).worker
+    own.assign("a", tokens=1_280, pages=1)
+    assert placed(fleet, need).worker is own, "a miss would cost as much"
+    own.assign("b", tokens=1, pages=1)
+    assert placed(fleet, need).worker is not own
+    own.unassign("b")
+    for _ in range(100):
+        fleet.prefixes.looked(found=False)
+    assert placed(fleet, need).worker is not own, (
+        "no other router has sent anything, so only a tie goes to it"
+    )
+    own.unassign("a")
+    assert placed(fleet, need).worker is own
+
+
+def test_the_own_worker_gets_nothing_while_it_drains() -> None:
+    (fleet,), need = fleets_apart(1)
+    own = placed(fleet, need).worker
+    fleet.drain(own)
+    assert placed(fleet, need).worker is not own
+
+
+def test_a_worker_that_is_far_behind_costs_others_no_hit() -> None:
+    fleet, workers = fleet_of("prefill", 3)
+    need = replace(NEED, tokens=640, tokens_max=700, blocks=block_names(tuple(range(640)), ""))
+    fleet.prefixes.insert("p2", need.blocks)
+    workers[1].assign("a", tokens=20_000, pages=1)
+    workers[2].assign("b", tokens=500, pages=1)
+    choice = placed(fleet, need)
+    assert (choice.worker, choice.reason) == (workers[2], "cached")
+
+
+def test_one_prefix_for_all_is_computed_by_more_than_one_worker() -> None:
+    fleet, (first, second) = fleet_of("prefill", 2)
+    need = replace(NEED, tokens=640, tokens_max=700, blocks=block_names(tuple(range(640)), ""))
+    fleet.prefixes.insert("p0", need.blocks)
+    for number in range(13):
+        assert placed(fleet, need).worker is first, number
+        first.assign(f"r{number}", tokens=100, pages=1)
+        first.unassign(f"r{number}")
+    choice = placed(fleet, need)
+    assert (choice.worker, choice.reason, choice.hit_tokens) == (second, "spread", 0)
+    later = place_prefill(need, [first, second], fleet.prefixes, SETTINGS, 60.0)
+    assert later is not None
+    assert later.worker is first, "what it has computed long ago counts no more"
 
 
 def test_a_hot_prefix_cannot_starve_its_pod() -> None:
@@ -110,6 +212,7 @@ def test_a_hot_prefix_cannot_starve_its_pod() -> None:
     assert choice is not None
     assert choice.worker.peer == "p0"
     assert choice.hit_tokens > 0
+    assert choice.reason == "cached"
 
 
 def test_a_short_common_prefix_does_not_attract() -> None:
@@ -218,6 +321,7 @@ def test_every_choice_says_why() -> None:
         )
         assert choice is not None
         assert choice.why
+        assert choice.reason in get_args(PlacementReason)
 
 
 def test_block_names_tell_prefixes_and_tenants_apart() -> None:
@@ -229,42 +333,48 @@ def test_block_names_tell_prefixes_and_tenants_apart() -> None:
     assert not set(block_names(prompt, "tenant")) & set(names)
 
 
+def test_block_names_are_the_same_in_every_process_and_version() -> None:
+    assert block_names(tuple(range(2 * BLOCK_TOKENS)), "tenant")[1].hex() == "60f60c1c0a63da3f"
+
+
 def test_the_prefix_index_is_bounded_and_forgets_tails_before_heads() -> None:
     index = PrefixIndex(blocks_max=4)
     index.up("p0", pool_tokens=0)
-    index.insert("p0", (1, 2, 3))
-    index.insert("p0", (1, 7, 8))
+    index.insert("p0", named((1, 2, 3)))
+    index.insert("p0", named((1, 7, 8)))
     assert len(index) == 4
-    assert index.hits((1, 7, 8)).all() == {"p0": 3 * BLOCK_TOKENS}
-    assert index.hits((1, 2, 3)).all() == {"p0": 2 * BLOCK_TOKENS}
-    index.insert("p0", tuple(range(100, 200)))
+    assert index.hits(named((1, 7, 8))).all() == {"p0": 3 * BLOCK_TOKENS}
+    assert index.hits(named((1, 2, 3))).all() == {"p0": 2 * BLOCK_TOKENS}
+    index.insert("p0", named(range(100, 200)))
     assert len(index) == 4
-    assert index.hits(tuple(range(100, 200))).all() == {"p0": 4 * BLOCK_TOKENS}
+    assert index.hits(named(range(100, 200))).all() == {"p0": 4 * BLOCK_TOKENS}
 
 
 def test_a_worker_is_not_credited_with_more_than_its_pool_holds() -> None:
     index = PrefixIndex(blocks_max=100)
     index.up("p0", pool_tokens=3 * BLOCK_TOKENS)
-    index.insert("p0", (1, 2))
-    index.insert("p0", (3, 4))
-    assert index.hits((1, 2)).all() == {"p0": BLOCK_TOKENS}
-    assert index.hits((3, 4)).all() == {"p0": 2 * BLOCK_TOKENS}
+    index.insert("p0", named((1, 2)))
+    index.insert("p0", named((3, 4)))
+    assert index.hits(named((1, 2))).all() == {"p0": BLOCK_TOKENS}
+    assert index.hits(named((3, 4))).all() == {"p0": 2 * BLOCK_TOKENS}
 
 
 def test_one_walk_finds_the_hits_of_all_workers_and_one_bound_holds_for_all_of_them() -> None:
     index = PrefixIndex(blocks_max=8)
     for peer in ("p0", "p1"):
         index.up(peer, pool_tokens=0)
-    index.insert("p0", (1, 2, 3, 4))
-    index.insert("p1", (1, 2, 9))
-    assert index.hits((1, 2, 3, 5)).all() == {"p0": 3 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
-    assert index.hits((7,)).all() == {}
+    index.insert("p0", named((1, 2, 3, 4)))
+    index.insert("p1", named((1, 2, 9)))
+    assert index.hits(named((1, 2, 3, 5))).all() == {"p0": 3 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    assert index.hits(named((7,))).all() == {}
     index.up("p2", pool_tokens=0)
     assert len(index) == 4, "each has the share of a third worker less"
-    assert index.hits((1, 2, 3)).all() == {"p0": 2 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
+    assert index.hits(named((1, 2, 3))).all() == {"p0": 2 * BLOCK_TOKENS, "p1": 2 * BLOCK_TOKENS}
     index.down("p0")
     index.up("p3", pool_tokens=0)
-    assert index.hits((1, 2)).all() == {"p1": 2 * BLOCK_TOKENS}, "a new worker knows nothing of an old one"
+    assert index.hits(named((1, 2))).all() == {"p1": 2 * BLOCK_TOKENS}, (
+        "a new worker knows nothing of an old one"
+    )
 
 
 def test_names_of_known_blocks_are_not_computed_again() -> None:

@@ -13,6 +13,7 @@ def crowded(
     decode: int = 1, *, pages_for_new: int, pages_a_second: float = 0.0, **settings: object
 ) -> ScriptedDeployment:
     """Decode workers that have a request of another router, and say what they could give to a new one."""
+    settings = {"prefill_policy": "round_robin", **settings}  # the first prompt goes to p0
     world = ScriptedDeployment(2, decode, limits=LIMITS, **settings)
     for number in range(decode):
         tells(world, f"d{number}", pages_for_new, pages_a_second)
