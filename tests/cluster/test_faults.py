@@ -18,13 +18,15 @@ import httpx2
 import pytest
 
 from tests.cluster import node
-from tests.cluster.conftest import LONG, LONGEST, NOTES, Faulted
+from tests.cluster.conftest import LATER, LONG, LONGEST, NOTES, STREAMS, Faulted
 from tests.cluster.kubernetes import ClusterPod
-from tests.cluster.load import STREAMS_AT_FAULT_MIN
+from tests.cluster.load import STREAMS_AT_FAULT_MIN, Plan, run_streams
 from tests.cluster.release import HelmRelease
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # the first one's set-up starts a cluster
+
+LOCAL_PROMPTS, EXTEND_TOKENS = "segue_local_prompts_total", "segue_extend_tokens_total"
 
 
 @pytest.fixture
@@ -97,6 +99,28 @@ def test_decode_is_scaled_from_one_to_three_and_back(release: HelmRelease, fault
 
     faulted("`kubectl scale` decode 1 → 3 → 1", scale, tokens=LONG)
     release.wait_for("decode", 1)
+
+
+def test_prefill_is_scaled_to_none_and_back(
+    release: HelmRelease, faulted: Faulted, undisturbed: dict[Plan, str]
+) -> None:
+    """Decode computes the prompts while no prefill pod is there, and none when one is there again."""
+
+    def scale(replicas: int) -> None:
+        release.scale("prefill", replicas)
+        release.wait_for("prefill", replicas)
+
+    pods = release.cluster.pods("prefill")
+    faulted("`kubectl scale` prefill 1 → 0", lambda: scale(0), pods, LONG)
+    local = release.total("decode", LOCAL_PROMPTS)
+    back = lambda: release.total("router", "segue_workers{worker_role=prefill}") == 1  # noqa: E731
+    faulted("`kubectl scale` prefill 0 → 1", lambda: scale(1), tokens=LONG, struck=back)
+    assert release.total("decode", LOCAL_PROMPTS) - local >= STREAMS[LONG]
+    local, computed = release.total("decode", LOCAL_PROMPTS), release.total("prefill", EXTEND_TOKENS)
+    for stream in run_streams(release.url, release.api_key, LATER).streams:
+        assert stream.text == undisturbed[stream.plan]
+    assert release.total("decode", LOCAL_PROMPTS) == local
+    assert release.total("prefill", EXTEND_TOKENS) > computed
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill"])
