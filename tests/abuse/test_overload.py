@@ -11,6 +11,7 @@ import pytest
 
 from tests.abuse.target import MARKER, AbusedDeployment
 from tests.abuse.wire import Reply, completion, connect, post, talk
+from tests.integration.deployments.aggregated import AGGREGATED
 from tests.waiting import until
 
 GREEDY, MODEST = "127.0.0.2", "127.0.0.3"
@@ -30,7 +31,9 @@ def flood(target: AbusedDeployment, streamed: bool) -> Iterator[None]:
         for _ in range(CONNECTIONS):
             connection = connections.enter_context(connect(target.port, GREEDY))
             connection.sendall(post("/v1/completions", body))
-        running = ("prefilling", "extending", "ready", "decoding")
+        running = ("prefilling", "ready", "decoding")
+        if AGGREGATED:  # the others wait for a turn at the router, not in front of decode
+            running = ("waiting", "extending", "decoding")
         until(
             lambda: sum(map(target.running.live_requests, running)) >= 100 or refusals(target) > refused,
             TAKEN_SECONDS_MAX,

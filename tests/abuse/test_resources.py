@@ -177,7 +177,6 @@ def test_two_thousand_idle_connections_cost_little(target: AbusedDeployment) -> 
     assert target.router().pid == target.router_pid
 
 
-@pytest.mark.aggregated
 def test_stop_strings_that_nearly_match_cost_the_router_little(target: AbusedDeployment) -> None:
     (tokens,) = talk(target.port, post("/tokenize", b'{"prompt": "aaaa"}')).replies()
     (token,) = json.loads(tokens.body)["tokens"]
@@ -222,6 +221,7 @@ def test_requests_without_end_in_the_pipe_are_not_read_ahead(target: AbusedDeplo
         assert not takes_all(connection, asked)
 
 
+@pytest.mark.aggregated
 def test_new_names_make_no_new_metrics(target: AbusedDeployment) -> None:
     draw = random.Random(3)
 

@@ -149,7 +149,6 @@ def push_all(connections: list[socket.socket], data: bytes, seconds: float) -> N
                 open_now.remove(connection)
 
 
-@pytest.mark.aggregated
 def test_two_thousand_strangers_at_a_links_port_disturb_no_stream(target: AbusedDeployment) -> None:
     with ExitStack() as stack, target.undisturbed_streams(), target.others.window():
         for uid in ("decode-0", "decode-1"):
@@ -168,6 +167,7 @@ def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: Abu
         assert said.statuses() == [200]
 
 
+@pytest.mark.aggregated
 def test_workers_on_one_machine_have_no_port_for_kv(target: AbusedDeployment) -> None:
     for process in target.workers():
         assert listening_ports(process.pid) == {process.admin_port, links_port(target, process.uid)}

@@ -94,7 +94,6 @@ def test_only_the_shared_prefix_comes_from_a_cache(report: Report) -> None:
     assert cached <= {"shared-prefix"}
 
 
-@pytest.mark.aggregated
 def test_one_seed_gives_the_same_prompts_and_so_a_full_cache(
     one_each: LocalDeployment, tmp_path: Path
 ) -> None:

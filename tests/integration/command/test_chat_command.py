@@ -150,7 +150,6 @@ def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> No
     assert conversation.turns[0]["role"] == "user", "the system's message is no turn"
 
 
-@pytest.mark.aggregated
 def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:
     # else it may talk to the end of its context
     conversation = ChatSession(serving.url, options={"max_tokens": 64})
