@@ -24,7 +24,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve check test aggregated clients images cluster-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check quick-tests test aggregated clients images cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,8 +61,13 @@ serve: setup
 # which on two cores takes the time of the other process. Each process imports all files of tests, so compiled ones are kept.
 PYTEST := OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What loads an engine or a package index is left to `make test`. A third of the time these tests wait, so three processes.
-check: lint
+# Types are checked beside the tests: mypy computes on one core, and these tests wait a third of their time, so they
+# have three processes.
+check: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+# What loads an engine or a package index is left to `make test`.
+quick-tests: setup
 	$(PYTEST) --numprocesses 3 tests/tidy tests/unit \
 	  --ignore tests/tidy/test_router_without_torch.py --ignore tests/unit/engine --ignore tests/unit/benchmarks $(ARGS)
 
