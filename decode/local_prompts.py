@@ -23,10 +23,11 @@ from shared.scheduling.chunk_budget import chunk_tokens
 from shared.scheduling.prefill_adder import Extend
 from shared.scheduling.step_cost import ExtendRate, StepCost
 
-# How long a step may take: the target, or so many times a step that only decodes, where those take longer …
-DECODE_STEPS = 1.25
-# … and where nobody decodes so many times the target, for somebody may join meanwhile.
+# How many times the target a step may take beside which nobody decodes: somebody may join meanwhile.
 ALONE = 4
+# Where no pass fits into the target beside rows that decode, one in so many steps has one: of the tokens of a stream
+# 97 % come in time. It may take so many times the target, or the step without it.
+SPARSE_STEPS, SPARSE_SECONDS = 40, 2
 
 # Of the tokens of each step that cuts a request: saved for shorter ones behind it. As `short_share` of prefill workers.
 SHORT_SHARE = 0.25
@@ -72,6 +73,7 @@ class LocalPrompts:
     # Rows of which a step alone was planned, to see what it costs.
     _asked: set[int] = field(default_factory=set)
     _saved: float = 0.0  # tokens of steps that cut a request, for shorter ones behind it
+    _without: int = 0  # steps since the last one that computed some of a prompt
     _tried: int = 0  # tokens that a step may take whatever the fit says: half as many took half its time
 
     @property
@@ -111,7 +113,7 @@ class LocalPrompts:
             page_size=self.memory.page_size,
             tokens_max=self.tokens_max,
         )
-        return self.cost.extend_rate(decode_rows, tokens)
+        return self.cost.extend_rate(decode_rows, tokens, 1 if self._fits_each(decode_rows) else SPARSE_STEPS)
 
     def start(self, req: Req, *, samples: bool) -> None:
         """Compute the request from its first token on that is not cached; it has the pages of all its tokens."""
@@ -131,6 +133,10 @@ class LocalPrompts:
         """What this step computes of them beside so many rows that decode: the joins and the rows."""
         if not self._prompts or self._asks_first(decode_rows):
             return (), ()
+        if not self._fits_each(decode_rows) and self._without < SPARSE_STEPS - 1:
+            self._without += 1
+            return (), ()
+        self._without = 0
         extends = self._chunks(decode_rows)
         joins, rows = list[SlotJoin](), list[ExtendRow]()
         for req, start, end in ((each.req, each.start, each.end) for each in extends):
@@ -232,7 +238,15 @@ class LocalPrompts:
         page_size = self.memory.page_size
         return (start + min(self._tried, left)) // page_size * page_size - start
 
+    def _fits_each(self, decode_rows: int) -> bool:
+        """Whether each step beside so many rows has time for a pass, however small."""
+        left = self.itl_target_seconds - self.cost.decode_seconds(decode_rows)
+        return not decode_rows or left >= self.cost.least_seconds
+
     def _bound_seconds(self, decode_rows: int) -> float:
+        """What a step may take that computes some of a prompt."""
         if not decode_rows:
             return ALONE * self.itl_target_seconds
-        return max(self.itl_target_seconds, DECODE_STEPS * self.cost.decode_seconds(decode_rows))
+        if self._fits_each(decode_rows):
+            return self.itl_target_seconds
+        return SPARSE_SECONDS * max(self.itl_target_seconds, self.cost.decode_seconds(decode_rows))

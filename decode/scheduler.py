@@ -524,6 +524,7 @@ class DecodeScheduler:
             pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(in_slots),
             pages_a_second=self._admission.returned.per_second(self._now),
             extend_rate=rate.tokens_per_second,
+            extend_rate_alone=self._prompts.rate(0).tokens_per_second,
             position_seconds=rate.position_seconds,
             step_seconds=two_digits(self._prompts.cost.decode_seconds(rows)),
             pages_arriving=self.memory.pool.count(PageState.ARRIVING),

@@ -87,7 +87,9 @@ W = TypeVar("W", bound=Candidate)
 
 # It has the prefix; it is the prefix's own worker; it has done least lately; those that have the prefix are far behind;
 # it has least, by the policy; it has the session; it has the prompt from a sibling; it computes the prompt sooner
-PlacementReason = Literal["cached", "own", "spread", "balance", "least", "session", "group", "sooner"]
+PlacementReason = Literal[
+    "cached", "own", "spread", "balance", "least", "session", "group", "sooner", "packed"
+]
 
 
 @dataclass(frozen=True, slots=True)

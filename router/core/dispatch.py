@@ -29,6 +29,7 @@ from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
 from router.core.queueing.local_prompts import LocalPlacement
 from router.core.queueing.stranded_streams import StrandedStreams
+from router.core.queueing.stream_packing import StreamPacking
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
@@ -68,6 +69,7 @@ class RouterCore:
         self._local_prompts = LocalPlacement(
             settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
         )
+        self._stream_packing = StreamPacking(settings, self.fleet)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(
@@ -265,6 +267,7 @@ class RouterCore:
         attempts = PlacementPass(self.settings.backfill_max)
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
+        self._pack_begun(now)
         self._serve(others, self._to_decode, attempts, now)
         self._backpressure.ready_passed(attempts, self._reservations.ready.in_order(), now)
 
@@ -393,11 +396,13 @@ class RouterCore:
         if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
         some_fit, is_late = False, now >= self._reservations.late_at(live)
+        packs = self._packs_streams()
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._untried(live, workers)
             some_fit |= bool(untried)
             for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
-                choice = placement.place_decode(
+                choice = self._stream_packing.place(live, readers, now) if packs else None
+                choice = choice or placement.place_decode(
                     live.need, readers, self.fleet.prefixes, self.settings, now, is_late=is_late
                 )
                 if choice is not None:
@@ -419,10 +424,12 @@ class RouterCore:
         return placement.place_beside_group(live.need, reader, shared, self.settings, now)
 
     def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Decode workers that have not failed to fetch the request's pages."""
-        if not live.unread_by:
-            return workers
-        return [worker for worker in workers if worker.peer not in live.unread_by]
+        """Decode workers that have not failed to fetch its pages; of a stream that moves, others than its holder."""
+        if live.unread_by:
+            workers = [worker for worker in workers if worker.peer not in live.unread_by]
+        if live.migrating:
+            workers = [worker for worker in workers if worker is not live.holder] or workers
+        return workers
 
     def _better_elsewhere(self, live: LiveRequest, now: float) -> bool:
         """Whether to compute a request anew whose pages could not be fetched.
@@ -444,6 +451,20 @@ class RouterCore:
         return (
             elsewhere and placement.place_decode(live.need, workers, prefixes, self.settings, now) is not None
         )
+
+    def _pack_begun(self, now: float) -> None:
+        """Where prompts wait, streams whose prompt a decode worker has just computed leave it for another."""
+        begun, self._requests.begun_whole = self._requests.begun_whole, []
+        for live in begun if begun and self._packs_streams() else ():
+            if live.state is RequestState.DECODING and live.joined and live.target is None:
+                live.refresh_need()
+                choice = self._stream_packing.place_elsewhere(live, now)
+                if choice is not None:
+                    self.counters.moved_streams += 1
+                    self._requests.request_migration(live, choice)
+
+    def _packs_streams(self) -> bool:
+        return self._stream_packing.is_wanted(prompts_wait=len(self._reservations.waiting) > 0)
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 DECODE_STEPS = 32  # of a bucket, that its average remembers
 EXTEND_STEPS = 200  # that the fit remembers
 HICCUP = 8  # times what was expected: no step teaches more
+LEAST_FALLS, LEAST_RISES = 0.5, 0.01  # how far `least_seconds` goes to a pass that took less, or more
 _RIDGE = (1e-6, 0.0, 1e-6)  # of each column's own sum of squares: what is not told apart goes to `e0`
 
 Vector = list[float]
@@ -52,6 +53,7 @@ class StepCost:
         self._squares = [[0.0] * 3 for _ in range(3)]
         self._moments = [0.0] * 3
         self._fit: ExtendCost | None = None  # until another step is observed
+        self.least_seconds = 0.0  # of a pass, however few its tokens: a GPU reads all weights for one, too
 
     def observe_decode(self, rows: int, seconds: float) -> None:
         """Learn from a step of DECODE. One whose seconds are not known, 0.0, teaches nothing."""
@@ -74,6 +76,8 @@ class StepCost:
         step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
         if (known := self.extend) is not None:  # a process that stood still has not told what tokens cost
             beyond = min(beyond, HICCUP * (known.fixed + known.token * tokens + known.position * positions))
+        less = beyond < self.least_seconds or not self.least_seconds
+        self.least_seconds += (beyond - self.least_seconds) * (LEAST_FALLS if less else LEAST_RISES)
         kept = 1 - 1 / EXTEND_STEPS
         for at, value in enumerate(step):
             self._squares[at] = [
@@ -98,13 +102,13 @@ class StepCost:
         larger = [known for known in self._decode if known >= bucket]
         return self._decode[min(larger) if larger else max(self._decode)][1]
 
-    def extend_rate(self, rows: int, tokens: int) -> ExtendRate:
-        """The rate of steps that compute `tokens` of prompts each, beside `rows` that decode."""
+    def extend_rate(self, rows: int, tokens: int, every: int = 1) -> ExtendRate:
+        """The rate of steps of which one of `every` computes `tokens` of prompts, beside `rows` that decode."""
         extend = self.extend
         seconds = extend.seconds(0, tokens) if extend is not None else 0.0
         if extend is None or not seconds:
             return ExtendRate()
-        step_seconds = seconds + self.decode_seconds(rows)
+        step_seconds = seconds + every * self.decode_seconds(rows)
         return ExtendRate(
             two_digits(tokens / step_seconds), two_digits(extend.position * step_seconds / seconds)
         )

@@ -319,6 +319,7 @@ class Load(Message, frozen=True):
     step_seconds: Seconds = 0.0  # of a step that only decodes, with the rows of now
     pages_arriving: Count = 0  # of decode: that are being fetched
     pages_arriving_a_second: PagesPerSecond = 0.0  # … that its links bring, while they are busy; 0: not known
+    extend_rate_alone: TokensPerSecond = 0.0  # of decode: `extend_rate` if nobody decoded
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

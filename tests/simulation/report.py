@@ -129,6 +129,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a prompt is computed at decode: sooner",
     "judged at router: a prompt is computed at decode: sibling",
     "judged at router: a prompt goes the shorter way",
+    "judged at router: a stream leaves the worker that computed its prompt",
     "judged at router: pages are fetched by another worker",
     "judged at router: a worker was dropped",
     "judged at router: a worker is silent",

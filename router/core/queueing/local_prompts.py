@@ -28,6 +28,9 @@ from router.placement_policies import Placement
 Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
+WORTH_WAITING = 2  # times as long as a worker without a turn: one that takes longer is not worth it
+
+
 class LocalPlacement:
     """Chooses among decode workers that compute prompts. `now` in seconds."""
 
@@ -76,6 +79,8 @@ class LocalPlacement:
             return placement.place_beside_group(
                 live.need, source, shared, self._settings, now, whatever_told=True
             )
+        if self._settings.local_prefill == "short":
+            return self.place_sooner(live, None, None, now)
         for workers in placement.whole_rounds(live.need, self._fleet, self._settings):
             able = [worker for worker in workers if self._may_take(live, worker, now)]
             choice = placement.place_whole(live.need, able, self._fleet.prefixes, self._settings, now)
@@ -99,23 +104,35 @@ class LocalPlacement:
                 group, here = at_prefill.worker.kv_group, cached(reader.peer) if reader is not None else 0
                 bound += self._seconds.fetched(group, max(0, need.tokens - here))
                 bound += self._backpressure.seconds_before_decode(group, now)
+        best, seconds = self._soonest(live, now)
+        if best is None or (at_prefill is not None and seconds >= bound):
+            return None
+        why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
+        return Placement(best, why, "sooner", min(cached(best.peer), need.tokens - 1))
+
+    def _soonest(self, live: LiveRequest, now: float) -> tuple[Worker | None, float]:
+        """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
+
+        One that takes far longer than another which has room, too, but no turn yet gets none: that turn is soon.
+        """
+        cached, need = self._fleet.prefixes.hits(live.need.blocks).tokens, live.need
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
-            able = [worker for worker in workers if self._may_take(live, worker, now)]
+            able = [worker for worker in workers if self._may_have(live, worker, now)]
             able = list(
                 placement.preferred(
                     need, placement.roomy(need, able, self._settings, now, whatever_told=True)
                 )
             )
-            if not able:
-                continue
-            hits = {worker: min(cached(worker.peer), need.tokens - 1) for worker in able}
-            seconds = {worker: self._seconds.computed(worker, need.tokens, hits[worker]) for worker in able}
-            best = min(able, key=lambda worker: (seconds[worker], worker.last_chosen, worker.arrival))
-            if at_prefill is not None and seconds[best] >= bound:
-                return None
-            why = f"{seconds[best]:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
-            return Placement(best, why, "sooner", hits[best])
-        return None
+            seconds = {
+                worker: self._seconds.computed(worker, need.tokens, min(cached(worker.peer), need.tokens - 1))
+                for worker in able
+            }
+            worth = WORTH_WAITING * min(seconds.values(), default=inf)
+            able = [w for w in able if w.has_turn(live.tenant.name, need.tokens) and seconds[w] <= worth]
+            if able:
+                best = min(able, key=lambda worker: (seconds[worker], worker.last_chosen, worker.arrival))
+                return best, seconds[best]
+        return None, inf
 
     def waits_for_sibling(self, live: LiveRequest, now: float) -> bool:
         """Whether it waits for the worker that has its prompt, and not for room anywhere."""
@@ -129,9 +146,11 @@ class LocalPlacement:
         return worker if placement.could_serve(live.need, worker, self._fleet) else None
 
     def _may_take(self, live: LiveRequest, worker: Worker, now: float) -> bool:
-        """Whether it has a turn for the prompt, and no stream that has begun waits longer than it may."""
-        if not worker.has_turn(live.tenant.name, live.need.tokens):
-            return False
+        """Whether it has a turn for the prompt, beside what else it must have."""
+        return worker.has_turn(live.tenant.name, live.need.tokens) and self._may_have(live, worker, now)
+
+    def _may_have(self, live: LiveRequest, worker: Worker, now: float) -> bool:
+        """Whether it has pages for the prompt, and no stream that has begun waits longer than it may."""
         if live.output:
             return True
         late = live.tenant.before_decode and worker.kv_group in self._backpressure.late_lanes(now)

@@ -70,6 +70,7 @@ class RequestTable:
         self.by_state: Counter[RequestState] = Counter()
         # By kv_group and tenant: those that tie up, or soon will, pages of prefill workers.
         self.before_decode: defaultdict[KvGroup, Counter[str]] = defaultdict(Counter)
+        self.begun_whole: list[LiveRequest] = []  # since the last placement pass
         self.ended = EndedRequests(settings.ended_requests_max)
         self.tenants = Tenants(settings)
         self.sampling_groups = SamplingGroups()
@@ -154,6 +155,7 @@ class RequestTable:
         live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, RequestEvent.PREFILLED, now, worker.peer)
         self._note_joined(live)
+        self.begun_whole.append(live)
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""

@@ -54,7 +54,7 @@ from tests.simulation.judges import waits
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.turns import TurnJudge
-from tests.simulation.judges.ways import prove_shorter, seconds_by_way
+from tests.simulation.judges.ways import prove_moved_in_time, prove_shorter, seconds_by_way
 
 
 class JudgedRouterCore(RouterCore):
@@ -64,6 +64,7 @@ class JudgedRouterCore(RouterCore):
         super().__init__(settings, now)
         self.judged: Counter[str] = Counter()
         self.liars: Collection[str] = ()  # peers
+        self._moved: set[tuple[str, int, int]] = set()  # streams that left the worker of their prompt
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -106,7 +107,8 @@ class JudgedRouterCore(RouterCore):
         return super()._to_serve(live, choice, why, now)
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
-        compared = or_decode and not live.output and not live.avoided
+        everyone = len(self.fleet.of_role("decode")) <= self.settings.candidates_max
+        compared = or_decode and everyone and not live.output and not live.avoided
         ways = seconds_by_way(self, live, now) if compared else None
         placed = super()._to_prefill(live, now, or_decode=or_decode)
         if placed and ways is not None:
@@ -123,6 +125,14 @@ class JudgedRouterCore(RouterCore):
             self.judged["no more is computed than decode takes"] += 1
             waits.prove_needed(self, live, now)
         return placed
+
+    def _pack_begun(self, now: float) -> None:
+        begun = [live for live in self._requests.begun_whole if live.target is None]
+        super()._pack_begun(now)
+        for live in begun:
+            if live.target is not None:
+                self.judged["a stream leaves the worker that computed its prompt"] += 1
+                prove_moved_in_time(self, live, self._moved)
 
     def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
         """A stream that has begun ends for lack of a worker only where none could continue it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from math import inf
 
 from router.core.dispatch import RouterCore
 from router.core.fleet.workers import KvGroup, Worker
@@ -25,6 +26,7 @@ from shared.scheduling.tenant_shares import share_of
 from tests.simulation.judges.foresight import surely_allowed
 from tests.simulation.judges.waits import late_stream
 
+WORTH_WAITING = 2  # times as long as one without a turn
 STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
 
@@ -173,6 +175,7 @@ class FreePlaces:
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
         able = list(self._able_whole(live))
+        with_room, with_turn = list[Worker](), list[Worker]()
         for worker in self._whole_sources(live) or able:
             limits, load, reserved = worker.hello.limits, worker.load, sum(worker.reserved.values())
             new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
@@ -191,7 +194,6 @@ class FreePlaces:
                 and len(worker.assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
                 and (not own or own < share_of(limits.slots, share_max))
-                and computing + load.queued_tokens < 2 * limits.extend_tokens
                 and (live.output or not late_stream(self._core, worker.kv_group, live.tenant, self._now))
                 and (
                     live.output
@@ -199,7 +201,22 @@ class FreePlaces:
                     or load.pages_for_new - given - sum(worker.foreseen.values()) >= pages
                 )
             ):
-                yield worker
+                with_room.append(worker)
+                with_turn += [worker] if computing + load.queued_tokens < 2 * limits.extend_tokens else []
+        yield from self._worth_it(live, with_room, with_turn)
+
+    def _worth_it(self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker]) -> list[Worker]:
+        """Those that a prompt surely goes to: none where another one that has no turn yet may be worth waiting for."""
+        if self._settings.local_prefill != "short" or len(with_room) < 2:
+            return with_turn
+        if live.output or live.avoided:
+            return []
+        cached = self._core.fleet.prefixes.hits(live.need.blocks).tokens
+        tokens = len(live.request.token_ids)
+        seconds = {each: seconds_at(each, tokens, min(cached(each.peer), tokens - 1)) for each in with_room}
+        if inf in seconds.values():
+            return []
+        return [each for each in with_turn if seconds[each] <= WORTH_WAITING * min(seconds.values())]
 
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
         """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""
@@ -268,3 +285,18 @@ class FreePlaces:
     def _is_cut_off(self, worker: Worker) -> bool:
         failed = self._core._unreachable_pairs._until.get(worker.peer, {})
         return any(until > self._now for until in failed.values())
+
+
+def seconds_at(worker: Worker, tokens: int, cached: int) -> float:
+    """Until the worker has computed the prompt behind what it has to compute."""
+    load = worker.load
+    if not load.extend_rate:
+        return inf
+    new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
+    if worker.hello.role == "decode":
+        queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
+    else:
+        own = sum(each.tokens for each in worker.assigned.values())
+        told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
+        queued = float(max(own, told))
+    return (queued + tokens - cached) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))

@@ -9,10 +9,9 @@ from __future__ import annotations
 from math import inf
 
 from router.core.dispatch import RouterCore
-from router.core.fleet.workers import Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
-from tests.simulation.judges.places import FreePlaces
+from tests.simulation.judges.places import FreePlaces, seconds_at
 
 
 def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float]:
@@ -21,7 +20,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
     here = min(
         (
-            _seconds(worker, tokens, min(cached(worker.peer), tokens - 1))
+            seconds_at(worker, tokens, min(cached(worker.peer), tokens - 1))
             for worker in FreePlaces(core, now).open_whole(live)
         ),
         default=inf,
@@ -29,7 +28,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None:
         return here, inf
-    there = _seconds(choice.worker, tokens, choice.hit_tokens)
+    there = seconds_at(choice.worker, tokens, choice.hit_tokens)
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [
@@ -52,16 +51,14 @@ def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
     return True
 
 
-def _seconds(worker: Worker, tokens: int, cached: int) -> float:
-    """Until the worker has computed the prompt behind what it has to compute."""
-    load = worker.load
-    if not load.extend_rate:
-        return inf
-    new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
-    if worker.hello.role == "decode":
-        queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
-    else:
-        own = sum(each.tokens for each in worker.assigned.values())
-        told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
-        queued = float(max(own, told))
-    return (queued + tokens - cached) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))
+def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[tuple[str, int, int]]) -> None:
+    """A stream leaves the worker that has computed its prompt: once, for another worker, and since prompts wait."""
+    place = live.rid, live.attempt, len(live.output)
+    assert place not in moved, f"{live.rid} moves again without a token in between"
+    moved.add(place)
+    assert live.worker is not None, live.rid
+    assert live.target is not live.worker, f"{live.rid} moves to where it is"
+    waits = any(each.state is RequestState.WAITING for each in core._requests.live.values()) or any(
+        worker.load.queued_tokens or worker.extending for worker in core.fleet.of_role("decode")
+    )
+    assert waits, f"{live.rid} leaves {live.worker.peer}, and no prompt waits"

@@ -73,6 +73,8 @@ def written(message: Message, writer: Hello) -> bytes:
     if not writer.understands:
         return encode(as_older(message))
     wire = encode(message)
+    if wire[:1] == MAP_OF_MORE:
+        return MAP_OF_MORE + (int.from_bytes(wire[1:3]) + 1).to_bytes(2) + wire[3:] + LATER_FIELD
     fields = (wire[0] & FIELDS_MAX) + 1
     head = bytes([wire[0] + 1]) if fields <= FIELDS_MAX else MAP_OF_MORE + fields.to_bytes(2)
     return head + wire[1:] + LATER_FIELD
@@ -90,6 +92,7 @@ def as_older(message: Message) -> Message:
             step_seconds=0.0,
             pages_arriving=0,
             pages_arriving_a_second=0.0,
+            extend_rate_alone=0.0,
         )
     return message
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import pytest
 
 from decode.lifecycle import DecodeState
+from decode.local_prompts import SPARSE_SECONDS, SPARSE_STEPS
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.wire.messages import (
     Cancel,
@@ -26,8 +28,8 @@ from tests.unit.scheduling.worker_bench import EOS, ORDINARY, PAGE_SIZE, decode,
 
 
 def one_millisecond_a_token(batch: ScheduleBatch) -> float:
-    """What a device takes on which 10 ms are a step's own."""
-    return 0.01 + 0.001 * sum(len(row.token_ids) for row in batch.extend)
+    """What a device takes on which rows that decode take 10 ms."""
+    return (0.01 if batch.decode_slots else 0.0) + 0.001 * sum(len(row.token_ids) for row in batch.extend)
 
 
 def serve(
@@ -260,7 +262,7 @@ def test_a_worker_tells_how_fast_it_computes_prompts() -> None:
     bench.now += 1
     bench.turn()
     alone = bench.said(Load)[-1]
-    assert alone.extend_rate == pytest.approx(64 / 0.074, rel=0.2)
+    assert alone.extend_rate == pytest.approx(1000, rel=0.2)
     assert alone.step_seconds == 0
     bench.send(serve("stream", prompt(9), max_new_tokens=40))
     bench.turn(8)
@@ -269,3 +271,19 @@ def test_a_worker_tells_how_fast_it_computes_prompts() -> None:
     beside = bench.said(Load)[-1]
     assert beside.step_seconds == pytest.approx(0.01, rel=0.1)
     assert beside.extend_rate < alone.extend_rate
+
+
+def test_where_no_pass_fits_beside_streams_one_step_in_many_has_one_and_is_bounded() -> None:
+    bench = DecodeBench(pages=200, local_tokens_max=64, itl_target_seconds=0.011)
+    bench.device.seconds = one_millisecond_a_token  # a step is 10 ms, and a page of a prompt 4 more
+    bench.send(serve("stream", prompt(9), max_new_tokens=240))
+    bench.turn(10)
+    bench.send(serve("other", prompt(100, 2), max_new_tokens=2, seed=2))
+    before = len(bench.device.batches)
+    bench.turn(220)
+    steps = bench.device.batches[before:]
+    beside = [at for at, batch in enumerate(steps) if batch.extend and batch.decode_slots]
+    assert len(beside) >= 3
+    assert min(after - at for at, after in pairwise(beside)) >= SPARSE_STEPS
+    longest = max(one_millisecond_a_token(steps[at]) for at in beside)
+    assert longest <= SPARSE_SECONDS * 0.011 + 0.004, "and a page more at most"

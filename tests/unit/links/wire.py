@@ -123,6 +123,7 @@ INSTANCES: tuple[Message, ...] = (
         step_seconds=0.25,
         pages_arriving=8,
         pages_arriving_a_second=540.0,
+        extend_rate_alone=2000.0,
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),

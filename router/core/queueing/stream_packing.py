@@ -1,0 +1,61 @@
+"""Where prompts wait for the time of decode workers: streams go to few of them, and the others compute prompts.
+
+A step with rows that decode reads all weights, and so does the pass of a prompt beside them. Where the time between two
+tokens is short, little of a step is left for prompts, and a worker without streams computes several times as many. So
+while prompts wait and some decode worker has less than `SCARCE` of its time for them, streams go to the worker that has
+most of them and room for one more, and a stream whose prompt a decode worker has just computed leaves it for that one,
+if that one has as many. Without prompts that wait the policy of decode spreads them.
+
+With `local_prefill: short` alone. A stream moves once, right behind its first token, as if prefill had computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from router.config import RouterConfig
+from router.core.fleet import placement
+from router.core.fleet.workers import Fleet, Worker
+from router.core.requests.live_request import LiveRequest
+from router.placement_policies import Placement
+
+SCARCE = 0.5  # of the rate at which the worker would compute prompts if nobody decoded
+
+
+class StreamPacking:
+    """Chooses decode workers for streams while prompts wait. `now` in seconds."""
+
+    def __init__(self, settings: RouterConfig, fleet: Fleet):
+        self._settings = settings
+        self._fleet = fleet
+
+    def is_wanted(self, *, prompts_wait: bool) -> bool:
+        """Whether prompts wait, here or at a decode worker, and some worker has little time for them."""
+        if self._settings.local_prefill != "short":
+            return False
+        workers = self._fleet.of_role("decode")
+        if not any(each.load.extend_rate < SCARCE * each.load.extend_rate_alone for each in workers):
+            return False
+        return prompts_wait or any(worker.tokens_waiting for worker in workers)
+
+    def place(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Placement[Worker] | None:
+        """The worker with most streams that has room for one more, but for the one that has its pages."""
+        roomy = placement.roomy(live.need, workers, self._settings, now)
+        able = [worker for worker in placement.preferred(live.need, roomy) if worker is not live.waits_on]
+        if not able:
+            return None
+        best = max(able, key=lambda worker: (_streams(worker), -worker.arrival))
+        return Placement(best, f"prompts wait, and it has most streams: {_streams(best)}", "packed")
+
+    def place_elsewhere(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
+        """The worker to which a stream goes that has its first token; None: it stays where its prompt was computed."""
+        here = live.worker
+        choice = self.place(live, placement.decode_workers(live.need, self._fleet), now)
+        if choice is None or here is None or _streams(choice.worker) < _streams(here):
+            return None
+        return choice
+
+
+def _streams(worker: Worker) -> int:
+    """Requests at the worker but for those whose prompt it computes for this router."""
+    return worker.requests - len(worker.extending)

@@ -1,0 +1,34 @@
+"""Named cells of the table of `never_slower`: what routers choose is nearly as good as the better fixed choice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.virtual_cluster.never_slower import Cell, compared, run_candidate
+
+SECONDS = 20.0
+
+
+@pytest.mark.parametrize(
+    ("cell", "share", "moves"),
+    [
+        # two GPUs, targets that a worker meets which does both: prompts stay where they were computed
+        (Cell("chat_1024_256_0", 2, "1s_100ms", 0.9), 0.98, False),
+        (Cell("chat_512_512_0", 2, "2s_40ms", 0.9), 0.98, False),
+        # 20 ms between tokens: streams are packed, or nothing of it is met
+        (Cell("chat_5000_250_50", 2, "5s_20ms", 0.9), 0.9, True),
+        (Cell("chat_512_512_0", 4, "5s_20ms", 0.9), 0.9, True),
+    ],
+    ids=lambda value: (
+        "-".join(map(str, (value.load, value.gpus, value.slo))) if isinstance(value, Cell) else ""
+    ),
+)
+def test_what_routers_choose_is_nearly_as_good_as_the_better_choice(
+    cell: Cell, share: float, *, moves: bool
+) -> None:
+    runs = [run_candidate(cell, name, SECONDS, seed=0) for name in cell.candidates()]
+    shown, automatic = compared(runs), runs[0]
+    assert automatic["candidate"] == "automatic"
+    assert automatic["local_prompts"], "no prompt was computed on decode"
+    assert bool(automatic["moved_streams"]) >= moves, "no stream made room for prompts"
+    assert float(str(shown["by_the_better"])) >= share, shown

@@ -1,0 +1,102 @@
+"""Streams and prompts on the same decode workers: who gets which while prompts wait."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.wire.messages import Decode, Joined, Migrate, Prefilled, Serve
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
+
+WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
+LONG = tuple(range(1, 100))
+IN_HASTE = {"extend_rate": 10.0, "extend_rate_alone": 100.0}  # little of a step is left for prompts
+
+
+def deployment(**settings: object) -> ScriptedDeployment:
+    """Three decode workers; the first has three streams, and little time for prompts beside them."""
+    world = ScriptedDeployment(0, 0, limits=WHOLE, local_prefill="short", **settings)
+    for number in range(3):
+        world.up("decode", f"d{number}", limits=WHOLE, understands=("Serve",))
+    world.loaded("d0", running=3, queued_tokens=40, **IN_HASTE)
+    for uid in ("d1", "d2"):
+        world.loaded(uid, extend_rate=100.0, extend_rate_alone=100.0)
+    return world
+
+
+def begun(world: ScriptedDeployment, rid: str) -> str:
+    """The worker that has computed its prompt."""
+    peer = world.placed(Serve, rid)
+    assert peer is not None
+    world.say(peer, Prefilled(rid, 1, 0, (10,), None))
+    return peer
+
+
+def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    assert here in ("d1", "d2")
+    assert [peer for peer, _ in world.sent(Migrate, "r")] == [here]
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") == "d0"
+    world.say("d0", Joined("r", 1, 4096, 0, 0.01))
+    world.generated("d0", "r", 1, 11)
+    assert len(world.sent(Migrate, "r")) == 1, "it moves once"
+    assert (world.output("r"), world.core.counters.moved_streams) == ([10, 11], 1)
+
+
+def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
+    for load in (
+        {"queued_tokens": 0, **IN_HASTE},
+        {"queued_tokens": 40, "extend_rate": 80.0, "extend_rate_alone": 100.0},
+    ):
+        world = deployment()
+        world.loaded("d0", running=3, **load)
+        world.submit(request("r"))
+        begun(world, "r")
+        assert world.sent(Migrate) == []
+
+
+def test_it_stays_where_the_others_have_fewer_streams_or_no_room() -> None:
+    world = deployment()
+    for uid in ("d1", "d2"):
+        world.loaded(uid, running=4, extend_rate=100.0, extend_rate_alone=100.0)
+    world.submit(request("r"))
+    begun(world, "r")
+    assert world.sent(Migrate) == []
+    world = deployment()
+    world.loaded("d0", running=3, queued_tokens=40, slots_free=0, **IN_HASTE)
+    world.loaded("d2", slots_free=0, extend_rate=100.0, extend_rate_alone=100.0)
+    world.submit(request("r"))
+    assert begun(world, "r") == "d1"
+    assert world.sent(Migrate) == []
+
+
+def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    world.down("d0")
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") in {"d1", "d2"} - {here}
+
+
+def test_a_stream_that_no_other_worker_can_take_goes_back_to_the_one_that_has_its_pages() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    for uid in {"d0", "d1", "d2"} - {here}:
+        world.down(uid)
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") == here
+
+
+def test_a_prompt_waits_for_a_turn_at_a_worker_that_has_it_far_sooner() -> None:
+    world = deployment()
+    for uid in ("d1", "d2"):
+        world.loaded(uid, queued_tokens=260, extend_rate=100.0, extend_rate_alone=100.0)
+    world.loaded("d0", running=3, **IN_HASTE)
+    world.submit(request("r", LONG))
+    assert world.sent(Serve) == [], "ten seconds there, and four elsewhere with its turn soon"
+    world.loaded("d1", queued_tokens=60, extend_rate=100.0, extend_rate_alone=100.0)
+    assert world.placed(Serve, "r") == "d1"
