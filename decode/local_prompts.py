@@ -87,6 +87,11 @@ class LocalPrompts:
         return list(self._prompts)
 
     @property
+    def in_order(self) -> list[Prompt]:
+        """What is computed here, in the order of their start."""
+        return list(self._prompts.values())
+
+    @property
     def served(self) -> list[Req]:
         """Requests whose first token is not known."""
         return [req for req, prompt in self._prompts.items() if prompt.samples] if self._prompts else []

@@ -9,6 +9,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
   ones pass those that need chunks of their own.
 - Beside a chunk short requests take their share of its steps, no more and, if one is below its share, no less.
+- Beside a prompt of several steps at a decode worker short ones take their share of its steps, no more and no less.
 - At both kinds of worker only requests below their tenant's share take what is kept for them; those that resume do not.
 - A request below its share waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
@@ -29,6 +30,7 @@ from typing import Any
 
 from decode.admission import BACKFILL_MAX
 from decode.config import DecodeConfig
+from decode.local_prompts import SHORT_SHARE
 from decode.scheduler import DecodeScheduler
 from prefill.config import PrefillConfig
 from prefill.scheduler import PrefillScheduler
@@ -380,6 +382,7 @@ class JudgedDecode(DecodeScheduler):
         self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps
         self._local_tokens_max = config.local_tokens_max
+        self._saved = 0.0  # tokens that steps which cut a prompt have left to short ones so far
         self._pages_below_share = pages - share_of(pages, share)
         self._turns, self._planned_at = TurnJudge(config.turn_seconds, self.judged), 0.0
 
@@ -466,7 +469,7 @@ class JudgedDecode(DecodeScheduler):
     def plan(self, now: float) -> ScheduleBatch | None:
         self._planned_at = self._retraction.turns.now = now
         self._judge_resumed()
-        without_page = self.counters.rows_without_page
+        without_page, there = self.counters.rows_without_page, self._prompts.extending
         batch = super().plan(now)
         if batch is not None and batch.extend:
             tokens, page = sum(len(row.token_ids) for row in batch.extend), self.memory.page_size
@@ -474,11 +477,40 @@ class JudgedDecode(DecodeScheduler):
                 f"step {batch.step} computes {tokens} tokens again"
             )
             self.judged["tokens are computed again beside streams"] += bool(batch.decode_slots)
+            self._judge_short(batch.extend, there)
         if batch is not None and self.counters.rows_without_page > without_page:
             left = self.memory.cache.evictable
             self.judged["a row misses a step"] += 1
             assert not left, f"a row misses a step, but {left} pages could be evicted"
         return batch
+
+    def _judge_short(self, rows: Sequence[ExtendRow], there: list[Req]) -> None:
+        """Those that go past the first get no more than was saved for them, and each that fits what is left does."""
+        computed = {row.slot: len(row.token_ids) for row in rows}
+        tokens = {
+            each.req: each.end - each.req.launched_len + computed.get(each.req.slot or 0, 0)
+            for each in self._prompts.in_order
+        }
+        first = next(req for req, count in tokens.items() if count)
+        slots = [row.slot for row in rows]
+        place = slots.index(first.slot or 0) if first.slot in computed else len(slots)
+        past = sum(computed[slot] for slot in slots[:place])
+        self._saved -= past
+        assert self._saved >= 0, f"{-self._saved} tokens too many go past {first.rid}"
+        self.judged["short past a long one at decode"] += past > 0
+        if place < len(slots):
+            held_up = [
+                req.rid
+                for req, count in tokens.items()
+                if req in there
+                and req.slot not in computed
+                and 0 < count < tokens[first]
+                and count <= self._saved
+            ]
+            assert not held_up, f"{held_up} would fit the steps of {first.rid}"
+        last = next(req for req in tokens if req.slot == slots[-1])
+        if tokens[last] > computed[slots[-1]]:
+            self._saved = min(self._saved + SHORT_SHARE * sum(computed.values()), self._local_tokens_max)
 
     def _judge_resumed(self) -> None:
         """Resume requests, as `plan` does first, and judge what is left."""

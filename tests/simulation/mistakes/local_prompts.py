@@ -39,6 +39,10 @@ def _never_back() -> Instead:
     return {"who computes a prompt": way}
 
 
+def _left(prompts: Any) -> list[Any]:
+    return [each for each in prompts.in_order if each.req.launched_len < each.end]
+
+
 MISTAKES: dict[str, Mistakes] = {
     "local_prompts": {
         "a prompt's first token is that of a stream beside it": {
@@ -69,6 +73,15 @@ MISTAKES: dict[str, Mistakes] = {
             "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
             )
+        },
+        "short prompts go past a long one at decode as long as they come": {
+            "which prompts go first at decode": lambda _, prompts: (
+                [],
+                sorted(_left(prompts), key=lambda each: each.end - each.req.launched_len),
+            )
+        },
+        "a long prompt at decode leaves short ones nothing of its steps": {
+            "which prompts go first at decode": lambda _, prompts: ([], _left(prompts))
         },
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },

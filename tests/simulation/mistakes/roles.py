@@ -162,6 +162,7 @@ PLACES: dict[str, dict[str, str]] = {
     "decode.local_prompts.LocalPrompts": {
         "a request is computed at decode": "start",
         "chunks of what is computed at decode": "_chunks",
+        "which prompts go first at decode": "_in_turn",
         "prompts of a step are settled": "settle",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},
