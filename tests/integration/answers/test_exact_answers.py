@@ -76,6 +76,7 @@ def test_retracted_requests_get_the_answers_they_got_undisturbed(
     for answer, start in zip(undisturbed, alone, strict=True):
         assert answer.token_ids[:TOKENS] == start.token_ids
     tight: RoleConfigs = {
+        "router": {"waitingSecondsMax": 300},  # without a prefill worker they wait at the router
         "prefill": {"kvPages": 1200},
         "decode": {"kvPages": 200, "hostFraction": 4.0, "initNewTokenRatio": 0.01},
     }
