@@ -19,7 +19,7 @@ from tests.waiting import until
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "extra_body": {"ignore_eos": True}}
 LOCAL = "segue_local_prompts_total"
-SMALL = {"prefill": {"kvPages": 400}, "decode": {"kvPages": 800}}
+SMALL: dict[str, dict[str, Any]] = {"prefill": {"kvPages": 400}, "decode": {"kvPages": 800}}
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +80,20 @@ def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back()
         before = running.total("decode", LOCAL)
         assert crowd(running.url, PROMPTS[:2], 2, **GREEDY) == answers[:2]
         assert running.total("decode", LOCAL) == before
+
+
+def test_prompts_go_the_shorter_way_and_streams_make_room_with_the_same_answers(
+    reference: list[StreamedAnswer],
+) -> None:
+    """With 5 ms between tokens hardly a pass fits beside a stream, so streams leave the worker of their prompt."""
+    decode = SMALL["decode"] | {"itlTargetSeconds": 0.005}
+    config = SMALL | {"decode": decode, "router": {"localPrefill": "short"}}
+    with deployment("--prefill", "1", "--decode", "2", config=config) as running:
+        more = [f"{turn} {prompt}" for turn in range(3) for prompt in PROMPTS]
+        for _ in range(3):
+            assert crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY) == reference
+            crowd(running.url, more, len(more), **GREEDY)
+        assert running.total("router", "segue_router_local_prompts_total{why=sooner}") > 0
+        assert running.total("prefill", "segue_requests_total{outcome=received}") > 0
+        assert running.total("router", "segue_router_moved_streams_total") > 0
+        until(lambda: not running.held(), 10, "that nothing is held")

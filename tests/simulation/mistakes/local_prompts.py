@@ -83,6 +83,7 @@ MISTAKES: dict[str, Mistakes] = {
         "a long prompt at decode leaves short ones nothing of its steps": {
             "which prompts go first at decode": lambda _, prompts: ([], _left(prompts))
         },
+        "streams make room although no prompt waits": {"streams are packed": gives(True)},
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },
 }

@@ -261,6 +261,7 @@ PLACES: dict[str, dict[str, str]] = {
         "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",
     },
+    "router.core.queueing.stream_packing.StreamPacking": {"streams are packed": "is_wanted"},
     "router.core.queueing.stranded_streams.StrandedStreams": {
         "a worker could continue a stream": "_is_served"
     },
