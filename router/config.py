@@ -92,8 +92,8 @@ class RouterConfig(ProcessConfig):
         "tenant_tokens_per_minute share_prefix_cache",
         "bounds": "max_queued_requests max_body_bytes router_bytes_max answers_bytes_max connections_max "
         "connections_per_address_max",
-        "time limits": "waiting_seconds_max request_seconds_max worker_return_seconds endpoint_lag_seconds "
-        "drain_seconds",
+        "time limits": "ttft_target_seconds waiting_seconds_max request_seconds_max worker_return_seconds "
+        "endpoint_lag_seconds drain_seconds",
     }
 
     model: str = Field(
@@ -321,6 +321,13 @@ class RouterConfig(ProcessConfig):
         default=30.0,
         description="Seconds that a new request may wait for a prefill worker. Then the answer is 503. One that would "
         "wait longer than 0.8 of them, by the rate at which others are taken, gets 429 at once.",
+    )
+    ttft_target_seconds: float = Field(
+        default=0.0,
+        ge=0.0,
+        le=86_400.0,
+        description="Seconds within which a request is to have its first token. One that cannot, by the rate at which "
+        "others are taken, gets 429 at once; one that waits longer gets 503 before it is computed. 0: no target.",
     )
     unreachable_seconds: Seconds = Field(
         default=30.0,

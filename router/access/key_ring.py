@@ -47,6 +47,14 @@ class KeyCounters:
             ("key", "kind"),
         )
     )
+    targets: Counter[tuple[str, ...]] = counted_by_labels(
+        CounterMetric(
+            "segue_key_targets_total",
+            "First tokens to keys that have a ttft_target, by the key's name and whether they came within it: met, "
+            "missed. What was refused or dropped has no first token.",
+            ("key", "outcome"),
+        )
+    )
     refusals: Counter[str] = counted_by(
         CounterMetric(
             "segue_key_refusals_total",

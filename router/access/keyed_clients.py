@@ -197,8 +197,14 @@ class UsageAccount:
             raise RequestError(refusal.message, code="key_limit_exceeded")
         raise OverloadedError(refusal.message, refusal.seconds)
 
+    def note_first_token(self) -> None:
+        """The first token of one of its answers has come: within the key's target, or not."""
+        if self.key.ttft_target:
+            met = self._accounts.now() - self.began_at <= self.key.ttft_target
+            self._accounts.counters.targets[self.key.name, "met" if met else "missed"] += 1
+
     def metered(self, request: ClientRequest, sink: TokenSink) -> tuple[ClientRequest, TokenSink]:
-        """A request to the core with its key's priority, and a sink that counts before `sink`."""
+        """A request to the core with its key's priority and target, and a sink that counts before `sink`."""
         self.open_parts += 1
         prompt = min(self.reserved, request.charged_tokens)
         output = min(self.reserved - prompt, _reserved_output(request))
@@ -206,6 +212,9 @@ class UsageAccount:
         self.quota.spend(request.charged_tokens - prompt, self._accounts.now())
         if self.key.priority:
             request = replace(request, priority=self.key.priority)
+        target = self.key.ttft_target
+        if target and not 0 < request.deadline_seconds <= target:
+            request = replace(request, deadline_seconds=target)
         return request, MeteredSink(self._accounts, self, request.charged_tokens, output, sink)
 
 
@@ -213,7 +222,7 @@ class UsageAccounts:
     """The accounts of requests that have not ended. `now` in seconds, of a clock that never goes back."""
 
     def __init__(self, counters: KeyCounters, now: Callable[[], float], *, logged: bool):
-        self._counters = counters
+        self.counters = counters
         self._logged = logged
         self._open: set[UsageAccount] = set()
         self.now = now
@@ -238,7 +247,7 @@ class UsageAccounts:
         account.cached_tokens += cached
         account.completion_tokens += completion
         for kind, number in (("prompt", prompt), ("cached", cached), ("completion", completion)):
-            self._counters.tokens[account.key.name, kind] += number
+            self.counters.tokens[account.key.name, kind] += number
         self._part_ended(account)
 
     def _part_ended(self, account: UsageAccount) -> None:
@@ -280,6 +289,8 @@ class MeteredSink:
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens: paid for at once, so that a client that hangs up has paid."""
+        if not self._came:
+            self._account.note_first_token()
         self._came += len(token_ids)
         paid = min(self._reserved, len(token_ids))
         self._reserved -= paid

@@ -36,6 +36,11 @@ PAUSE_SECONDS = HistogramMetric(
     "decode worker, lost its worker, was retracted for lack of pages, or waited for room with its pages elsewhere.",
     ("cause",),
 )
+FORESEEN_SECONDS = HistogramMetric(
+    "segue_ttft_foreseen_seconds",
+    "Seconds to the first token, of requests that came while others waited: foreseen at their arrival, and real.",
+    ("kind",),
+)
 
 
 @all_declared
@@ -66,6 +71,18 @@ class RouterCounters:
         ),
         "tenant_queue_full",
         "tokens_per_minute",
+    )
+    targets: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_ttft_targets_total",
+            "Requests with a target for their first token, by outcome: met, missed, refused at arrival, or dropped "
+            "before they were computed.",
+            ("outcome",),
+        ),
+        "met",
+        "missed",
+        "refused",
+        "dropped",
     )
     dropped_messages: Counter[str] = counted_by(
         CounterMetric(
@@ -146,6 +163,8 @@ class RouterCounters:
     ttft_seconds: deque[float] = durations(
         "segue_ttft_seconds", "Seconds from a request's arrival to its first token."
     )
+    ttft_foreseen: deque[float] = observed(FORESEEN_SECONDS, kind="foreseen")
+    ttft_real: deque[float] = observed(FORESEEN_SECONDS, kind="real")
     second_token_seconds: deque[float] = durations(
         "segue_second_token_seconds",
         "Seconds from a request's first token, which prefill samples, to its second one, the first of decode.",

@@ -23,7 +23,14 @@ from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, KvGroup, Worker
-from router.core.queueing.admission import refusal, tenant_refusal, timed_out, wait_refusal
+from router.core.queueing.admission import (
+    refusal,
+    target_of,
+    target_refusal,
+    tenant_refusal,
+    timed_out,
+    wait_refusal,
+)
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
@@ -107,13 +114,18 @@ class RouterCore:
         failed = refusal(request, self.fleet, len(self._reservations.waiting), self.settings)
         if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
             self.counters.tenant_refusals[failed.code or ""] += 1
+        target, seconds = target_of(request, self.settings), 0.0
         if failed is None:
-            seconds = self._backpressure.seconds_to_wait(self._reservations.waiting, request, now)
+            seconds = self._backpressure.seconds_to_wait(self._reservations.waiting, request, tenant, now)
             failed = wait_refusal(seconds, self.settings)
+        if seconds:
+            seconds += self._backpressure.prefill_seconds
+        if failed is None and (failed := target_refusal(seconds, target, self.settings)) is not None:
+            self.counters.targets["refused"] += 1
         if failed is not None:
             self._requests.refuse(request, failed)
             return
-        self._requests.admit(request, now)
+        self._requests.admit(request, now, target, seconds)
         self._placeable = True
         self._place_pending(now)
 
@@ -237,7 +249,10 @@ class RouterCore:
         if kind == "wait" and (until := self._waits_for_group(live, now)) > now:
             self._reservations.deadlines.set(("wait", live.rid), until)
         else:
-            failed = timed_out(kind, now - live.state_since, self.fleet, self.settings)
+            said = "target" if kind == "wait" and _is_past_target(live, now) else kind
+            self.counters.targets["dropped"] += said == "target"
+            waited, target = now - live.state_since, live.target_seconds
+            failed = timed_out(said, waited, target, self.fleet, self.settings)
             self._requests.end(live, RequestEvent.EXPIRED, failed, now, cause=kind)
         self._placeable = True
 
@@ -297,6 +312,8 @@ class RouterCore:
             return None
         if live.sampling_group is not None and live.sampling_group.holds_back(live):
             return None
+        if live.sampling_group is None and not live.output and _is_past_target(live, now):
+            return None  # it is dropped at the next tick
         way = self._local_prompts.way(live, now)
         if way in ("prefill", "either"):
             return self._to_prefill(live, now, or_decode=way == "either")
@@ -475,3 +492,8 @@ class RouterCore:
                     choice, _ = self._reader(live, now)
                     if choice is not None:
                         self._requests.request_migration(live, choice)
+
+
+def _is_past_target(live: LiveRequest, now: float) -> bool:
+    """Whether its first token was to have come by now."""
+    return bool(live.target_seconds) and now >= live.arrived_at + live.target_seconds

@@ -27,6 +27,7 @@ class ClientRequest:
     tenant: str = ""  # in whose name it comes
     priority: int = 0  # higher goes first
     cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
+    deadline_seconds: float = 0.0  # until its first token; 0.0: the client asked for none
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
     sampling_group: str = (

@@ -150,6 +150,7 @@ class CompletionEndpoint:
                 tenant=tenant,
                 cache_salt=request.cache_salt,
                 session=request.session,
+                deadline_seconds=request.deadline_seconds,
                 eos_token_ids=tokenizer.eos_token_ids,
             )
             requests += split_choices(first, rids[index * count : (index + 1) * count])

@@ -42,6 +42,7 @@ from shared.wire.sampling_params import SamplingParams, brief, validate
 
 STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024
+DEADLINE_SECONDS_MAX = 86_400  # a day
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 
 
@@ -112,6 +113,7 @@ class GenerationRequest:
     logit_bias: Mapping[str, float]
     cache_salt: str  # requests of different salts share no prefix cache
     session: str  # requests of one session prefer one worker
+    deadline_seconds: float  # until the first token; 0.0: none is asked for
 
     @property
     def tells_of_prompt(self) -> bool:
@@ -255,6 +257,7 @@ class RequestReader:
             logit_bias=fields.logit_bias or {},
             cache_salt=_opaque(fields.cache_salt),
             session=_opaque(fields.prompt_cache_key),
+            deadline_seconds=_deadline(fields.deadline_seconds),
         )
 
     def _reading(
@@ -398,3 +401,14 @@ def _logit_bias(given: Mapping[str, float]) -> dict[int, float]:
 def _opaque(text: str | None) -> str:
     """A key that differs for different texts and reveals none: workers and logs see it."""
     return hashlib.sha256(text.encode()).hexdigest()[:32] if text else ""
+
+
+def _deadline(seconds: float | None) -> float:
+    if seconds is None:
+        return 0.0
+    if not 0 < seconds <= DEADLINE_SECONDS_MAX:
+        raise RequestError(
+            f"deadline_seconds must be above 0 and at most {DEADLINE_SECONDS_MAX}, got {brief(seconds)}",
+            param="deadline_seconds",
+        )
+    return float(seconds)

@@ -134,7 +134,7 @@ def command_parser() -> FlagParser:
         "key of the same name replaces the first as soon as the old line is deleted."
     )
     new.add_argument("name", metavar="NAME", help="the client's, in metrics and logs")
-    limits = "rpm=N, tpm=N, concurrent=N, priority=N or models=A,B"
+    limits = "rpm=N, tpm=N, concurrent=N, priority=N, ttft_target=SECONDS or models=A,B"
     new.add_argument("limits", metavar="LIMIT", nargs="*", default=[], help=limits)
     new.add_argument("--file", help="append the line to this file")
     check = actions.add_parser("check", help="say whether a router would take a file, and whose keys it has")

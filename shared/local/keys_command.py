@@ -1,6 +1,6 @@
 """`segue keys`: draws API keys for clients, and says whether a file of them is right.
 
-    segue keys new NAME [rpm=N tpm=N concurrent=N priority=N models=A,B] [--file FILE]
+    segue keys new NAME [rpm=N tpm=N concurrent=N priority=N ttft_target=N models=A,B] [--file FILE]
     segue keys check FILE
 
 A new key is shown once and stored nowhere: the file gets its hash. Nothing here talks to a router, which follows its

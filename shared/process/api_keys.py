@@ -27,6 +27,7 @@ PRIORITY_LIMIT = 1000
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,62}")  # it becomes the label of metrics
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SECONDS = re.compile(r"[0-9]{1,5}(\.[0-9]{1,3})?")
 _NUMBER = re.compile(r"[1-9][0-9]{0,11}")
 
 
@@ -41,6 +42,7 @@ class ApiKey:
     concurrent: int = 0  # requests at a time
     priority: int = 0  # higher goes first
     models: tuple[str, ...] = ()
+    ttft_target: float = 0.0  # seconds within which its requests are to have their first token; 0.0: none
 
     def may_use(self, model: str) -> bool:
         """Whether the key is for this model."""
@@ -138,6 +140,14 @@ def _priority(field: str, value: str) -> int:
     return int(value)
 
 
+def _seconds(field: str, value: str) -> float:
+    if not _SECONDS.fullmatch(value) or not float(value):
+        raise ValueError(
+            f"{field} must be seconds above 0, such as 2 or 0.5; without a target it is left out"
+        )
+    return float(value)
+
+
 def _models(field: str, value: str) -> tuple[str, ...]:
     models = tuple(value.split(","))
     if not all(models):
@@ -151,4 +161,5 @@ _FIELDS: Mapping[str, Callable[[str, str], object]] = {
     "concurrent": _count,
     "priority": _priority,
     "models": _models,
+    "ttft_target": _seconds,
 }

@@ -124,6 +124,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a prompt is begun where pages are foreseen",
     "judged at router: a prompt waits for pages to be foreseen",
     "judged at router: a prompt waits while links are busy",
+    "judged at router: a prompt with a target is begun",
+    "judged at router: a prompt is dropped for its target",
     "judged at router: a prompt is computed at decode: always",
     "judged at router: a prompt is computed at decode: no_prefill",
     "judged at router: a prompt is computed at decode: sooner",

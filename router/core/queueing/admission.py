@@ -15,6 +15,7 @@ from shared.scheduling.tenant_shares import share_of
 from shared.wire.messages import WORKER_ROLES
 
 WAIT_FRACTION = 0.8  # of what a new request may wait: a wait that is foreseen may become longer
+TARGET_FRACTION = 0.5  # of a target, which is short: so the error of what is foreseen is a larger part of it
 
 
 def refusal(
@@ -60,6 +61,25 @@ def wait_refusal(seconds: float, settings: RouterConfig) -> RequestFailed | None
         f"So many requests wait that this one would wait longer than {seconds_max:g} s. Try again later."
     )
     return RequestFailed(429, message, retry, code="wait_too_long")
+
+
+def target_of(request: ClientRequest, settings: RouterConfig) -> float:
+    """Seconds from arrival to the first token: the least of the deployment's, the key's and the request's; 0.0: any."""
+    return min(
+        (each for each in (settings.ttft_target_seconds, request.deadline_seconds) if each > 0), default=0.0
+    )
+
+
+def target_refusal(seconds: float, target_seconds: float, settings: RouterConfig) -> RequestFailed | None:
+    """Why a request whose first token is foreseen in so many seconds is not admitted; None if it is admitted."""
+    if not target_seconds or seconds <= target_seconds * TARGET_FRACTION:
+        return None
+    retry = min(max(settings.retry_after_seconds, seconds - target_seconds), settings.waiting_seconds_max)
+    message = (
+        f"So many requests wait that this one would not have its first token within {target_seconds:g} s. "
+        "Try again later."
+    )
+    return RequestFailed(429, message, retry, code="target_missed")
 
 
 def _full(fleet: Fleet, settings: RouterConfig) -> RequestFailed:
@@ -108,8 +128,10 @@ def _too_long(request: ClientRequest, fleet: Fleet) -> RequestFailed | None:
 # ---- the answer to a request whose time is over ----------------------------------------------------------------------
 
 
-def timed_out(kind: str, waited_seconds: float, fleet: Fleet, settings: RouterConfig) -> RequestFailed:
-    """The answer; `kind` is `request`, `gone` or `wait`, and it has waited so long in its state."""
+def timed_out(
+    kind: str, waited_seconds: float, target_seconds: float, fleet: Fleet, settings: RouterConfig
+) -> RequestFailed:
+    """The answer; `kind` is `request`, `gone`, `wait` or `target`, and it has waited so long in its state."""
     retry = settings.retry_after_seconds
     if kind == "request":
         message = f"The request took longer than {settings.request_seconds_max:g} s."
@@ -118,6 +140,11 @@ def timed_out(kind: str, waited_seconds: float, fleet: Fleet, settings: RouterCo
         seconds = settings.worker_return_seconds
         message = f"For {seconds:g} s there was no worker that could continue the stream. Try again later."
         return RequestFailed(503, message, retry, code="no_worker")
+    if kind == "target":
+        message = (
+            f"The request was not computed within {target_seconds:g} s, in which its first token was to come."
+        )
+        return RequestFailed(503, message, retry, code="target_missed")
     missing = " or ".join(fleet.missing)
     why = f"There was no {missing} worker for" if missing else "No worker took the request within"
     return RequestFailed(503, f"{why} {waited_seconds:g} s. Try again later.", retry, code="no_worker")

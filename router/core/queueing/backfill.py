@@ -25,6 +25,7 @@ class PlacementPass:
             tuple[Group, str], int
         ] = {}  # tokens: of a tenant, a request of as many found none
         self.taken: list[LiveRequest] = []  # those that were placed
+        self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
 
     @property
     def blocked(self) -> Iterable[Group]:
@@ -36,7 +37,7 @@ class PlacementPass:
         group = live.need.group
         room_below = self._room_below.get((group, live.tenant.name))
         if room_below is not None and live.need.tokens >= room_below:
-            return False
+            return False  # so its tenant is among those that are blocked
         front = self._front.get(group)
         if front is None or front.backfilled < self._backfill_max:
             return True
@@ -46,6 +47,7 @@ class PlacementPass:
         """Note that a request waits on: others of its size need not be tried."""
         group = live.need.group
         self._front.setdefault(group, live)
+        self.tenants_blocked[live.tenant.name] = None
         self._room_below[group, live.tenant.name] = live.need.tokens
 
     def placed(self, live: LiveRequest) -> None:

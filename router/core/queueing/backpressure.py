@@ -50,6 +50,7 @@ class Backpressure:
         self._fleet = fleet
         self._before_decode = before_decode  # requests in prefill and ready, by kv_group and tenant
         self._model_queues: OrderedDict[str, ServiceRate] = OrderedDict()  # by name of the model
+        self._tenants: OrderedDict[str, ServiceRate] = OrderedDict()  # by name, of those that wait
         self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
         self._late_at: dict[KvGroup, float] = {}  # when a stream was late last
         self._token_at: dict[KvGroup, float] = {}  # of the ready stream that has waited longest for a token
@@ -59,6 +60,10 @@ class Backpressure:
 
     def waiting_passed(self, attempts: PlacementPass, now: float) -> None:
         """A pass along the waiting queue has ended."""
+        taken_of = Counter(live.tenant.name for live in attempts.taken)
+        blocked_before = {name: None for name, rate in self._tenants.items() if rate.blocked}
+        for name in blocked_before | attempts.tenants_blocked:
+            _rate(self._tenants, name).passed(taken_of[name], name in attempts.tenants_blocked, now)
         taken = Counter(live.request.model for live in attempts.taken)
         blocked = {model: True for model, _, _ in attempts.blocked}
         for model in self._model_queues | blocked:
@@ -92,6 +97,8 @@ class Backpressure:
             rate = self._kv_groups.get(live.kv_group)
         else:
             rate = self._model_queues.get(live.request.model)
+            if (own := self._tenants.get(live.tenant.name)) is not None:
+                own.give_back()
         if rate is not None:
             rate.give_back()
 
@@ -116,8 +123,14 @@ class Backpressure:
         """How long the stream that has waited longest for decode has had no token; 0.0: none waits."""
         return max(0.0, now - self._token_at.get(kv_group, now))
 
-    def seconds_to_wait(self, queue: RequestQueue, request: ClientRequest, now: float) -> float:
-        """How long a new request would wait for a prefill worker; 0.0 where that is not known."""
+    def seconds_to_wait(
+        self, queue: RequestQueue, request: ClientRequest, tenant: Tenant, now: float
+    ) -> float:
+        """How long a new request would wait for a prefill worker; 0.0 where that is not known.
+
+        Others come meanwhile whose turn is before that of a tenant with much in the queue. So what it has there is
+        also put against the rate at which its own requests are taken.
+        """
         rate = self._model_queues.get(request.model)
         if rate is None or not rate.blocked:
             return 0.0
@@ -128,7 +141,11 @@ class Backpressure:
             return 0.0
         if len(self._model_queues) > 1:
             ahead = sum(live.request.model == request.model for live in queue.in_order()[:ahead])
-        return ahead / per_second if per_second else inf
+        if not per_second:
+            return inf
+        own = self._tenants.get(tenant.name)
+        own_rate = own.per_second(now, self._settings.waiting_seconds_max) if own is not None else None
+        return max(ahead / per_second, tenant.waiting / own_rate if own_rate else 0.0)
 
     def _may_enter(self, kv_group: KvGroup, rate: ServiceRate, tenant: Tenant, now: float) -> bool:
         seconds = self._settings.ready_seconds

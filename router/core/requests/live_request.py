@@ -76,6 +76,8 @@ class LiveRequest:
     joined: bool = False  # the decode worker of this attempt has the pages
     answered: bool = False  # the worker of this attempt has said its first token or row
     heard_at: float = 0.0  # when its worker last reported something of it
+    target_seconds: float = 0.0  # from arrival to its first token; 0.0: none
+    foreseen_seconds: float = 0.0  # … that were expected when it came; 0.0: not known
     wait_until: float = 0.0  # until its first token; survives a refusal for lack of room
     fleet_looked_at: int = -1  # `Fleet.changes` when it was last asked whether a worker could continue it
 

@@ -81,8 +81,10 @@ class RequestTable:
         self._arrivals = 0
         self._indexed = bool(settings.indexed_roles)
 
-    def admit(self, request: ClientRequest, now: float) -> LiveRequest:
-        """A new request enters the queue of waiting ones."""
+    def admit(
+        self, request: ClientRequest, now: float, target_seconds: float = 0.0, foreseen_seconds: float = 0.0
+    ) -> LiveRequest:
+        """A new request enters the queue of waiting ones; its first token is foreseen in so many seconds."""
         if request.rid in self.live:
             raise InvariantError(f"request {request.rid} is live already")
         self._arrivals += 1
@@ -98,6 +100,8 @@ class RequestTable:
             extra_key=extra_key,
             blocks=block_names(request.token_ids, extra_key) if self._indexed else (),
             state_since=now,
+            target_seconds=target_seconds,
+            foreseen_seconds=foreseen_seconds,
         )
         self.live[request.rid] = live
         self.tenants.enter(tenant)
@@ -106,7 +110,7 @@ class RequestTable:
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
             self.reservations.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
-        live.wait_until = now + self._settings.waiting_seconds_max
+        self._wait(live, now, now + self._settings.waiting_seconds_max)
         self.reservations.enqueue(live)
         return live
 
@@ -222,7 +226,7 @@ class RequestTable:
         gap = now - live.token_at
         inter_token = token_ids if live.output else token_ids[1:]
         if not live.output:
-            self._counters.ttft_seconds.append(now - live.arrived_at)
+            self._note_first_token(live, now)
             gap = 0.0
         elif len(live.output) == 1:
             self._counters.second_token_seconds.append(gap)
@@ -244,7 +248,7 @@ class RequestTable:
         if (
             live.state is RequestState.EXTENDING
         ):  # it did not wait meanwhile, and may find its own work in the cache
-            live.wait_until += now - live.state_since
+            self._wait(live, now, live.wait_until + now - live.state_since)
             live.cached_tokens = live.cached_tokens or 0
         self.reservations.unassign(live)
         self._advance(live, event, now, peer, cause)
@@ -296,7 +300,7 @@ class RequestTable:
         self.reservations.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         live.attempt += 1
-        live.wait_until = now + self._settings.waiting_seconds_max
+        self._wait(live, now, now + self._settings.waiting_seconds_max)
         self.reservations.enqueue(live)
 
     def reroute(self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str) -> None:
@@ -354,6 +358,20 @@ class RequestTable:
             self._count(live, after, 1)
             self._count_before_decode(live, (after in BEFORE_DECODE) - (before in BEFORE_DECODE))
         self._counters.transitions[ROW_NAMES[before, event]] += 1
+
+    def _wait(self, live: LiveRequest, now: float, until: float) -> None:
+        """From `now` on it may wait to be computed until then, and no longer than its target, counted from arrival."""
+        target = live.arrived_at + live.target_seconds if live.target_seconds else until
+        live.wait_until = max(now, min(until, target))
+
+    def _note_first_token(self, live: LiveRequest, now: float) -> None:
+        seconds = now - live.arrived_at
+        self._counters.ttft_seconds.append(seconds)
+        if live.target_seconds:
+            self._counters.targets["met" if seconds <= live.target_seconds else "missed"] += 1
+        if live.foreseen_seconds:
+            self._counters.ttft_foreseen.append(live.foreseen_seconds)
+            self._counters.ttft_real.append(seconds)
 
     def _note_begun(self, live: LiveRequest, worker: Worker, now: float) -> None:
         """A worker is to compute the prompt."""

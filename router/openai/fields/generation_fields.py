@@ -71,6 +71,7 @@ class GenerationFields(SamplingFields, kw_only=True):
     best_of: int | None = None  # n, if it is there
     cache_salt: str | None = None  # requests of different salts share no prefix cache
     prompt_cache_key: str | None = None  # requests of one key prefer one worker
+    deadline_seconds: float | None = None  # until the first token
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None  # what is cut off
     include_stop_str_in_output: bool | None = None

@@ -92,6 +92,14 @@ OTHER_FIELDS = (
             "reasoning_budget": "as thinking_token_budget",
         },
     ),
+    *served(
+        "others",
+        BOTH,
+        {
+            "deadline_seconds": "up to 86,400, until the first token: 429 at once where it cannot come in time, 503 "
+            "where it did not",
+        },
+    ),
     *no_effect("others", COMPLETIONS, dict.fromkeys(_THINKING, "a completion has no chat template")),
     *refused(
         "others",

@@ -22,7 +22,9 @@ from tests.benchmarks.virtual_cluster.figures import (
     RunRecorder,
     digest,
     goodput,
+    quantile,
     request_figures,
+    within_target,
 )
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
 from tests.benchmarks.virtual_cluster.router import VirtualRouter
@@ -164,6 +166,7 @@ class VirtualCluster:
         shape, recorder = self.shape, self.recorder
         figures = request_figures(self.records)
         figures |= goodput(self.records, recorder.counts_from, recorder.counts_until)
+        figures |= within_target(self.records, recorder.counts_from, recorder.counts_until)
         figures |= {"itl_p50": recorder.gaps.quantile(0.5), "itl_p99": recorder.gaps.quantile(0.99)}
         figures |= self._worker_figures() | self._router_figures()
         kinds = sorted({record.traced.kind for record in self.records} - {""})
@@ -207,11 +210,16 @@ class VirtualCluster:
 
     def _router_figures(self) -> Figures:
         cores = [router.core.counters for router in self.all_routers]
+        pairs = [pair for core in cores for pair in zip(core.ttft_foreseen, core.ttft_real, strict=True)]
+        errors = sorted(abs(foreseen - real) / real for foreseen, real in pairs)
         return {
             "placements": {
                 " ".join(key): count
                 for key, count in sorted(sum((core.placements for core in cores), Counter()).items())
             },
+            "targets": dict(sum((core.targets for core in cores), Counter())),
+            "foreseen": len(pairs),
+            "foreseen_error_p50": quantile(errors, 0.5),
             "migrations": dict(sum((core.migrations for core in cores), Counter())),
             "continuations": dict(sum((core.continuations for core in cores), Counter())),
             "worker_refusals": dict(sum((core.refusals for core in cores), Counter())),

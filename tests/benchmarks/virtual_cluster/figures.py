@@ -17,6 +17,7 @@ from tests.benchmarks.virtual_cluster.trace import TracedRequest
 
 BUCKET = math.log(1.02)
 SHORTEST = 1e-6  # seconds; shorter gaps count as this
+TARGET_SECONDS = 2.0  # within which a first token is wanted
 LONG_PAUSE_SECONDS = 2.0  # between two tokens of a stream
 
 
@@ -166,6 +167,16 @@ def goodput(records: Iterable[AnswerRecord], began: float, ended: float) -> Figu
         "goodput_tokens_per_second": round(tokens / (ended - began), 1),
         "goodput_requests_per_second": round(done / (ended - began), 3),
     }
+
+
+def within_target(records: Iterable[AnswerRecord], began: float, ended: float) -> Figures:
+    """Requests a second that came between `began` and `ended`, had their first token soon and completed."""
+    met = sum(
+        record.completed and record.first is not None and record.first <= TARGET_SECONDS
+        for record in records
+        if began <= record.arrived_at < ended
+    )
+    return {"within_target_per_second": round(met / (ended - began), 3)}
 
 
 def digest(records: Iterable[AnswerRecord]) -> str:

@@ -152,7 +152,9 @@ CAPACITY = 12.8  # requests a second of the decode pod in the overload scenarios
 OVERLOADED_DECODE = StepTimes(decode=0.020, decode_row=0.0001875)  # 60 rows, 31.25 ms, 150 tokens
 
 
-def _overload(factor: float, size: ScenarioSize) -> Mapping[str, ClusterShape]:
+def overload(factor: float, size: ScenarioSize) -> ClusterShape:
+    """One decode pod, and so many times what it can serve."""
+
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, factor * CAPACITY, seconds)):
             yield TracedRequest(
@@ -164,14 +166,13 @@ def _overload(factor: float, size: ScenarioSize) -> Mapping[str, ClusterShape]:
             )
 
     seconds = 120 * size.length
-    shape = ClusterShape(
+    return ClusterShape(
         prefill=WorkerShape(config=PREFILL, pool_tokens=131_072),
         decode=WorkerShape(config=DecodeConfig(), pool_tokens=65_536, times=OVERLOADED_DECODE),
         trace=trace,
         seconds=seconds,
         warmup_seconds=seconds / 6,
     )
-    return {"overload": shape}
 
 
 def _share_of_capacity(figures: Mapping[str, Figures]) -> Figures:
@@ -400,12 +401,12 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
     ),
     "overload_1.5": LoadScenario(
         about="1.5 times what one decode pod can serve",
-        runs=lambda size: _overload(1.5, size),
+        runs=lambda size: {"overload": overload(1.5, size)},
         compared=_share_of_capacity,
     ),
     "overload_2": LoadScenario(
         about="twice what one decode pod can serve",
-        runs=lambda size: _overload(2.0, size),
+        runs=lambda size: {"overload": overload(2.0, size)},
         compared=_share_of_capacity,
     ),
     "short_behind_long": LoadScenario(

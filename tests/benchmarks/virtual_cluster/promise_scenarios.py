@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from tests.benchmarks.virtual_cluster.cluster import ClusterShape
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed
-from tests.benchmarks.virtual_cluster.figures import Figures
+from tests.benchmarks.virtual_cluster.figures import TARGET_SECONDS, Figures
+from tests.benchmarks.virtual_cluster.load_scenarios import CAPACITY, overload
 from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, broken_share, number
 from tests.benchmarks.virtual_cluster.trace import DrawTrace, TracedRequest, poisson
 from tests.benchmarks.virtual_cluster.worker import WorkerShape
@@ -93,11 +95,62 @@ def _promises(figures: Mapping[str, Figures]) -> Figures:
     return compared
 
 
+# ---- a first token within two seconds ----
+
+
+def _targets(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    shape = overload(1.5, size)
+    return {"none": shape, "2 s": replace(shape, router={"ttft_target_seconds": TARGET_SECONDS})}
+
+
+def _flood(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    """One tenant sends 1.6 times what decode can do, nine others 0.5 a second each."""
+
+    def trace(rng: random.Random) -> Iterator[TracedRequest]:
+        arrivals = [(at, "flood") for at in poisson(rng, 1.6 * CAPACITY, seconds)]
+        arrivals += [(at, f"{n}") for n in range(9) for at in poisson(rng, 0.5, seconds)]
+        for index, (at, tenant) in enumerate(sorted(arrivals)):
+            yield TracedRequest(
+                number=index,
+                at=at,
+                prompt_len=rng.randint(50, 300),
+                output_len=rng.randint(100, 200),
+                max_new_tokens=512,
+                tenant=tenant,
+                kind="flood" if tenant == "flood" else "others",
+            )
+
+    seconds = 120 * size.length
+    return {"flood": replace(overload(1.0, size), trace=trace)}
+
+
+def _kept(figures: Mapping[str, Figures]) -> Figures:
+    compared: Figures = {}
+    for name, run in figures.items():
+        compared[f"{name}: within_target_per_second"] = run["within_target_per_second"]
+        compared[f"{name}: goodput_share_of_capacity"] = round(
+            number(run, "goodput_requests_per_second") / CAPACITY, 4
+        )
+        compared[f"{name}: answers_503"] = number(run, "outcomes", "503")
+        compared[f"{name}: foreseen_error_p50"] = run["foreseen_error_p50"]
+    return compared
+
+
 PROMISE_SCENARIOS: dict[str, LoadScenario] = {
     "slow_link": LoadScenario(
         about="prompts of 4,000 tokens at 112 and 45 % of what links of 1 GB/s bring",
         runs=_slow_link,
         compared=_promises,
+    ),
+    "targets": LoadScenario(
+        about="1.5 times what one decode pod can serve, where a first token is wanted within 2 s",
+        runs=_targets,
+        compared=_kept,
+    ),
+    "flood": LoadScenario(
+        about="one tenant sends 1.6 times what one decode pod can serve, nine others 0.5/s each",
+        runs=_flood,
+        compared=_kept,
     ),
     "small_pools": LoadScenario(
         about="prompts of up to 5,500 tokens, 1/s for each decode pool of 12,288 tokens",

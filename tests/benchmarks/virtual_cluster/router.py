@@ -78,6 +78,7 @@ class VirtualRouter:
             token_ids=prompt,
             params=SamplingParams(max_new_tokens=wanted, seed=output_seed(traced.number, traced.output_len)),
             eos_token_ids=frozenset({EOS_TOKEN_ID}),
+            tenant=traced.tenant,
         )
         self.open[rid] = record
         began = time.thread_time()

@@ -28,6 +28,7 @@ class TracedRequest:
     prefix: int = -1  # requests of one prefix begin alike; -1: with nobody
     prefix_len: int = 0
     follows: TracedRequest | None = None  # its prompt begins with that one's, and its output
+    tenant: str = ""
     kind: str = ""  # figures are also told by kind
 
     def prompt(self) -> tuple[int, ...]:

@@ -120,6 +120,8 @@ class JudgedRouterCore(RouterCore):
         if placed and live.output:
             self.judged["a stream that was cut goes on past all bounds"] += 1
         elif placed:
+            waits.prove_in_time(live, now)
+            self.judged["a prompt with a target is begun"] += bool(live.target_seconds)
             self.judged["a prompt is begun where pages are foreseen"] += live.foreseen_at is not None
             prove_foreseen(self, live)
             waits.prove_nobody_late(self, live, now)
@@ -142,6 +144,7 @@ class JudgedRouterCore(RouterCore):
             waits.prove_stranded(self, live)
             self.judged["no worker could continue a stream"] += 1
             self.stranded.add(live.rid)
+        self.judged["a prompt is dropped for its target"] += kind == "wait" and waits.is_too_late(live, now)
         super()._expire(live, kind, now)
 
     def submit(self, request: ClientRequest, now: float) -> None:
@@ -255,7 +258,8 @@ class JudgedRouterCore(RouterCore):
         if running_max and live.tenant.running >= running_max and not live.output:
             return False
         held_back = live.sampling_group is not None and live.sampling_group.holds_back(live)
-        return now >= live.rests_until and not held_back
+        dropped = live.sampling_group is None and not live.output and waits.is_too_late(live, now)
+        return now >= live.rests_until and not held_back and not dropped
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""

@@ -23,6 +23,8 @@ from router.core.requests.request_table import BEFORE_DECODE
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
+SLACK_SECONDS = 0.01  # that a deadline may be late in these worlds
+
 
 def standing_before(core: RouterCore, request: ClientRequest) -> int:
     """How many of its model wait whose turn is before that of a request which is about to come."""
@@ -38,7 +40,7 @@ def was_refused(core: RouterCore) -> bool:
     last = core._effects[-1] if core._effects else None
     if not isinstance(last, RequestEnded) or not isinstance(last.outcome, RequestFailed):
         return False
-    return last.outcome.code == "wait_too_long"
+    return last.outcome.code in ("wait_too_long", "target_missed")
 
 
 def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None:
@@ -46,6 +48,18 @@ def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None
     workers = len(core.fleet.of_role("decode"))
     assert before > 2 * workers, (
         f"{request.rid} is refused, with {before} before it and {workers} decode workers"
+    )
+
+
+def is_too_late(live: LiveRequest, now: float) -> bool:
+    """Whether a request that is not computed yet was to have its first token by now, since it came."""
+    return bool(live.target_seconds) and now >= live.arrived_at + live.target_seconds
+
+
+def prove_in_time(live: LiveRequest, now: float) -> None:
+    """A prompt is begun while its first token is not too late. A sibling waits for the first of its group."""
+    assert live.sampling_group is not None or not is_too_late(live, now - SLACK_SECONDS), (
+        f"{live.rid} came at {live.arrived_at}, and is begun at {now} for a token within {live.target_seconds} s"
     )
 
 

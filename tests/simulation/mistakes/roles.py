@@ -209,6 +209,7 @@ PLACES: dict[str, dict[str, str]] = {
         "the state whose requests a queue has": "_state",
     },
     "router.core.requests.request_table.RequestTable": {
+        "a request may wait": "_wait",
         "tokens are told": "generate",
         "a score is told": "score",
         "a request goes back to its queue": "requeue",

@@ -98,7 +98,18 @@ def _order_of_arrival_alone(_: Any, queue: Any, live: Any) -> Any:
     return (True, -live.request.priority, start, live.arrival)
 
 
+def _target_from_placement(wait: Any, table: Any, live: Any, now: float, until: float) -> None:
+    wait(table, live, now, until)
+    if live.target_seconds:
+        live.wait_until = now + live.target_seconds
+
+
 MISTAKES: dict[str, Mistakes] = {
+    "targets": {
+        "a target counts from the last placement, not from the arrival": {
+            "a request may wait": _target_from_placement
+        },
+    },
     "foresight": {
         "what stands in front of decode is not taken off what will be free": {
             "pages are foreseen at a worker": lambda _, worker, _tenant, seconds: (

@@ -100,6 +100,7 @@ class ScenarioSizes:
     share_prefix_cache: bool = False
     backfill_max: int = 32
     ready_seconds: float = 2.0
+    ttft_target_seconds: float = 0.0
     unreachable_seconds: float = 30.0
     stall_seconds: float = 900.0
     silent_seconds: float = 30.0

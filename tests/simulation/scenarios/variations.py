@@ -281,6 +281,14 @@ def rollout_of_workers(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.with_faults(rollout(scenario.random("rollout")))
 
 
+def targets(scenario: SimulationScenario) -> SimulationScenario:
+    """First tokens are wanted within a time, in some troubled worlds: in a calm one nothing is refused or dropped."""
+    rng = scenario.random("targets")
+    if scenario.calm or rng.random() > 0.2:
+        return scenario
+    return scenario.sized(ttft_target_seconds=rng.choice((0.2, 0.5, 1.0, 3.0)))
+
+
 def waits(scenario: SimulationScenario) -> SimulationScenario:
     """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
     rng = scenario.random("waits")
@@ -400,6 +408,7 @@ VARIATIONS: tuple[Variation, ...] = (
     patience,
     without_max_tokens,  # before the crowd of `waits`: its requests stay small
     waits,
+    targets,
     partition,
     tenants,
     turns,

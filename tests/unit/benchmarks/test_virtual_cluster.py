@@ -214,6 +214,13 @@ GATES = (
         ),
     ),
     Gate(
+        scenario="targets",
+        size=ScenarioSize(length=0.4),
+        at_least=(("2 s: within_target_per_second", 12.0), ("2 s: goodput_share_of_capacity", 0.97)),
+        at_most=(("none: foreseen_error_p50", 0.2),),
+        occurred=(("2 s", "targets", "met"), ("2 s", "targets", "refused")),
+    ),
+    Gate(
         scenario="small_pools",
         at_most=(
             ("prompts: second_token_gap_p99", 3.0),

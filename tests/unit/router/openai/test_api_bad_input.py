@@ -150,6 +150,9 @@ BAD: dict[str, tuple[tuple[str, bytes], int, str | None]] = {
     "a float of 4,000 digits": (chat(top_p=10**4000), 400, "top_p"),
     "a stop token id of 4,000 digits": (chat(stop_token_ids=[10**4000]), 400, "stop_token_ids"),
     "a token id of 4,000 digits": (completion(prompt=[10**4000]), 400, "prompt"),
+    "a deadline before now": (chat(deadline_seconds=-1), 400, "deadline_seconds"),
+    "a deadline of nothing": (completion(deadline_seconds=0), 400, "deadline_seconds"),
+    "a deadline in a thousand years": (chat(deadline_seconds=3e10), 400, "deadline_seconds"),
     "a megabyte of small fields": (chat(cache_salt="x" * (1 << 20)), 400, None),
     "nothing to tokenize": (("/tokenize", b"{}"), 400, "prompt"),
     "more to tokenize than the context": (
