@@ -93,6 +93,7 @@ class JudgedRouterCore(RouterCore):
         self._judge_waiting(now)
 
     def _judge_waiting(self, now: float) -> None:
+        waits.prove_dropped(self, now)
         self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:

@@ -24,6 +24,7 @@ from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
 SLACK_SECONDS = 0.01  # that a deadline may be late in these worlds
+LOOK_SECONDS = 0.1  # … and that what it ends may still be there
 
 
 def standing_before(core: RouterCore, request: ClientRequest) -> int:
@@ -54,6 +55,20 @@ def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None
 def is_too_late(live: LiveRequest, now: float) -> bool:
     """Whether a request that is not computed yet was to have its first token by now, since it came."""
     return bool(live.target_seconds) and now >= live.arrived_at + live.target_seconds
+
+
+def prove_dropped(core: RouterCore, now: float) -> None:
+    """What is too late waits no longer, but for siblings."""
+    late = [
+        live.rid
+        for live in core._requests.live.values()
+        if live.state is RequestState.WAITING
+        and not live.output
+        and live.sampling_group is None
+        and is_too_late(live, now - LOOK_SECONDS)
+        and live.state_since < now - LOOK_SECONDS
+    ]
+    assert not late, f"{late} wait, and are too late for their targets"
 
 
 def prove_in_time(live: LiveRequest, now: float) -> None:
