@@ -23,8 +23,8 @@ def _token_before(_: Any, running: Any) -> tuple[Any, ...]:
     return tuple(req.join(last_token=req.token_ids[-2]) for req in starting if req.slot is not None)
 
 
-def _before_it_landed(start: Any, queue: Any, req: Any, baton: Any) -> Any:
-    arrived = start(queue, req, baton)
+def _before_it_landed(start: Any, queue: Any, req: Any, baton: Any, now: float) -> Any:
+    arrived = start(queue, req, baton, now)
     if arrived is None:
         fetch_id = get(queue, "number of the next fetch") - 1
         get(queue, "a fetch is removed")(fetch_id)
