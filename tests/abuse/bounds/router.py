@@ -120,6 +120,14 @@ ROUTER_BOUNDS = (
         place=FIELDS,
     ),
     Bound(
+        "DEADLINE_SECONDS_MAX",
+        "400",
+        "no longer than waiting_seconds_max",
+        f"{UNIT}/openai/test_api_bad_input.py::test_bad_input_gets_a_clear_error_that_names_the_field"
+        "[a deadline in a thousand years]",
+        place=FIELDS,
+    ),
+    Bound(
         "SMALL_FIELDS_BYTES_MAX",
         "400",
         "512 KiB decoded, of one of two tokenizer threads",
