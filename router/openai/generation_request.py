@@ -219,9 +219,8 @@ class RequestReader:
         seed = seed_for(fields.seed, stream)
         grammar = asked_grammar(fields, ignored)
         tools = NO_TOOLS if chat is None else tool_use(chat, ignored)
-        reading = (
-            None if chat is None else self._reading(chat, tools, ignored, structured=grammar is not None)
-        )
+        structured = grammar is not None
+        reading = None if chat is None else self._reading(chat, tools, ignored, structured=structured)
         prompt = self._prompt(fields, tools, truncation, ignored)
         if usage_so_far and not usage:
             ignored.own("stream_options.continuous_usage_stats")
