@@ -294,8 +294,9 @@ class RouterConfig(ProcessConfig):
         description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix.",
     )
     decode_policy: PolicyName = Field(
-        default="total_tokens",
-        description="How a decode worker is chosen. total_tokens takes the one that holds the fewest KV tokens.",
+        default="cache_aware",
+        description="How a decode worker is chosen. cache_aware takes the one that has least to fetch, unless others "
+        "hold far fewer tokens; total_tokens the one that holds the fewest for its size.",
     )
     local_prefill: LocalPrefill = Field(
         default="fallback",

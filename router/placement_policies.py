@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
-from shared.wire.messages import Hello
+from shared.wire.messages import Hello, Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,8 @@ class Candidate(Protocol):
     arrival: int
     last_chosen: int
     salt: int  # `salt_of` its uid
+    load: Load
+    pool_tokens: int
 
     @property
     def requests(self) -> int: ...
@@ -73,9 +75,10 @@ class PolicySettings(Protocol):
     def imbalance_ratio_max(self) -> float: ...
 
 
-OWN_BLOCK = 8  # of 64 tokens: what differs behind it has the same own worker
-OWN_BLOCKS_MIN = 2  # shorter prompts have none
+OWN_BLOCK = 2  # of 64 tokens: prompts that differ behind it, as turns of a chat do, have the same own worker
 MASK = (1 << 64) - 1
+SLOWNESS_MAX = 16.0  # of a decode worker's step: what a worker tells does not keep others without work
+HELD_WEIGHT = 0.1  # of a token that a decode worker holds, by one that it must fetch
 FOUND_SHARE_MIN = 0.1  # below, the own worker of a prefix only breaks ties: there is one router, or no prefix
 SPREAD_RATIO = 2  # a worker that has lately computed so many times as much as another …
 SPREAD_MISSES = (
@@ -144,6 +147,8 @@ def _cache_aware(among: Candidates[W]) -> Placement[W]:
     that is far behind the others, or that has computed several times as much lately, is relieved of a hot prefix.
     """
     need, settings = among.need, among.settings
+    if need.kv_format:
+        return _fewest_to_fetch(among)
     cached_tokens = among.look_up()
 
     def hit_of(worker: W) -> int:
@@ -176,6 +181,37 @@ def _cache_aware(among: Candidates[W]) -> Placement[W]:
     return Placement(best, f"{hit} of {need.tokens} tokens expected in its cache, {queued}", "cached", hit)
 
 
+def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
+    """The decode worker with fewest tokens to fetch and a tenth of those held, by the size of its pool and its step.
+
+    A worker whose step takes four times as long as another's counts as one that holds four times as much. Where nobody
+    is known to have the prompt, its own worker is taken to have it: other routers may have sent it there.
+    """
+    need, settings = among.need, among.settings
+    cached_tokens = among.look_up()
+    pool = max(worker.pool_tokens for worker in among.workers)
+    told = [worker.load.step_seconds for worker in among.workers if worker.load.step_seconds]
+    fastest = min(told, default=0.0)
+
+    def hit_of(worker: W) -> int:
+        hit = min(cached_tokens(worker.peer), need.tokens - 1)
+        return hit if hit >= settings.cache_hit_tokens_min else 0
+
+    def cost(worker: W) -> float:
+        slowness = min(SLOWNESS_MAX, worker.load.step_seconds / fastest) if worker.load.step_seconds else 1.0
+        larger = pool / worker.pool_tokens if worker.pool_tokens else 1.0
+        return need.tokens - hit_of(worker) + HELD_WEIGHT * slowness * larger * (worker.tokens + need.tokens)
+
+    best = among.least(cost)
+    hit = hit_of(best)
+    if not hit and not any(hit_of(worker) for worker in among.workers):
+        own = next(iter(by_rendezvous(need, among.workers)), None)
+        if own is not None and cost(own) <= cost(best) + need.tokens:
+            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own")
+    why = f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} held"
+    return Placement(best, why, "cached" if hit else "least", hit)
+
+
 def _is_far_behind(worker: W, least: W, settings: PolicySettings) -> bool:
     """Whether a worker has so much more to do than another that no cache hit is worth it."""
     gap = worker.tokens - least.tokens
@@ -187,9 +223,9 @@ def by_rendezvous(need: Need, workers: Sequence[W]) -> list[W]:
 
     Empty for a prompt so short that it is no prefix.
     """
-    if len(need.blocks) < OWN_BLOCKS_MIN:
+    if len(need.blocks) < OWN_BLOCK:
         return []
-    early = int.from_bytes(need.blocks[min(OWN_BLOCK, len(need.blocks)) - 1])
+    early = int.from_bytes(need.blocks[OWN_BLOCK - 1])
     return sorted(workers, key=lambda worker: (early * worker.salt & MASK, worker.peer), reverse=True)
 
 

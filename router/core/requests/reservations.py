@@ -105,10 +105,10 @@ class Reservations:
         self.forget_target(live)
 
     def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
-        """Correct the prefix index if the prefill worker had less of the prompt in its cache than expected, or more."""
+        """Correct the prefix index if the worker had less of the prompt in its cache than expected, or more."""
         assert live.worker is not None, live.rid
         expected = live.worker.assigned[live.rid].hit_tokens
-        if not expected and live.blocks:
+        if not expected and live.blocks and live.worker.hello.role == "prefill":
             self._prefixes.looked(found=cached_tokens >= self._settings.cache_hit_tokens_min)
         missed = expected - cached_tokens
         if missed > 0:

@@ -193,6 +193,7 @@ class WorkerReplies:
         reopened = live.holder is not None and self._unreachable_pairs.fetched(live.holder, worker)
         tokens, sent_at = live.need.tokens - message.cached_tokens, worker.assigned[live.rid].sent_at
         self._prompt_seconds.observe_fetch(worker.kv_group, tokens, now - sent_at)
+        self._reservations.correct_index(live, message.cached_tokens)
         self._requests.join(live, message, now)
         return reopened
 

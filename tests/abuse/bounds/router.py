@@ -358,6 +358,14 @@ ROUTER_BOUNDS = (
         "::test_the_own_worker_is_left_where_it_is_far_behind_or_was_never_of_use",
     ),
     Bound(
+        "SLOWNESS_MAX",
+        "a slower decode worker counts as one whose step takes sixteen times as long",
+        "16 times",
+        f"{UNIT}/core/fleet/test_placement.py"
+        "::test_a_decode_worker_whose_steps_take_four_times_as_long_holds_a_quarter",
+        place="router.placement_policies",
+    ),
+    Bound(
         "TENANTS_MAX",
         "the oldest starts at the clock again",
         "10,000 entries: 1 MiB",

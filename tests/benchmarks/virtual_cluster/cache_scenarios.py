@@ -139,15 +139,22 @@ def _conversations(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         seconds=seconds,
         warmup_seconds=seconds / 3,
     )
-    return {"turns": shape}
+    return {"turns": shape, "total_tokens": replace(shape, router={"decode_policy": "total_tokens"})}
 
 
 def _fetched(figures: Mapping[str, Figures]) -> Figures:
-    return {
-        f"{run}: {key}": each[key]
-        for run, each in figures.items()
-        for key in ("fetched_mb_a_request", "rows_most_by_least", "ttft_p99", "itl_p99")
-    }
+    """By those of the policy that does not look into caches, with as many routers."""
+    compared: Figures = {}
+    for run, each in figures.items():
+        if run.startswith("turns"):
+            other = figures[run.replace("turns", "total_tokens")]
+            compared |= {
+                f"{key}_of_{int(number(each, 'pods', 'routers'))}": round(
+                    number(each, key) / number(other, key), 3
+                )
+                for key in ("fetched_mb_a_request", "rows_most_by_least", "ttft_p99", "itl_p99")
+            }
+    return compared
 
 
 CACHE_SCENARIOS: dict[str, LoadScenario] = {

@@ -24,7 +24,7 @@ not asked.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,19 +53,18 @@ from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
 from shared.wire.baton import Baton
 from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation.judges import waits
+from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.turns import TurnJudge
 from tests.simulation.judges.ways import prove_moved_in_time, prove_shorter, seconds_by_way
 
 
-class JudgedRouterCore(RouterCore):
+class JudgedRouterCore(JudgedCaches):
     """A router's core. Each placement is judged by the requests that wait in the same queue."""
 
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
-        self.judged: Counter[str] = Counter()
-        self.liars: Collection[str] = ()  # peers
         self._moved: set[tuple[str, int, int]] = set()  # streams that left the worker of their prompt
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not

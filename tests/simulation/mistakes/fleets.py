@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from tests.simulation.mistakes.mutation import Mistakes, gives
+from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
 
 
 def _wake_nobody(report: Any, worker: Any, load: Any) -> bool:
@@ -27,7 +27,17 @@ def _one_router(_: Any, routers: Any, count: int) -> dict[str, frozenset[int]]:
     return {router: frozenset([number] if number < count else []) for number, router in enumerate(routers)}
 
 
+def _by_names_of_its_own(names: Any, tokens: Any, key: str, known: Any = ()) -> Any:
+    return names(tuple(token + 1 for token in tokens), key, known)
+
+
 MISTAKES: dict[str, Mistakes] = {
+    "caches": {
+        "routers name blocks differently": {"blocks are named": _by_names_of_its_own},
+        "a prefix that was evicted stays a hit for ever": {
+            "what is believed of a cache is corrected": nothing
+        },
+    },
     "fleets": {
         "a handful without room is not followed by a look at the others": {
             "workers are asked": lambda rounds, *inputs: islice(rounds(*inputs), 1)

@@ -220,6 +220,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a request is foreseen at a worker": "foresee",
         "a command is sent": "send",
         "a request has stalled": "has_stalled",
+        "what is believed of a cache is corrected": "correct_index",
         "the target of a migration is forgotten": "forget_target",
     },
     "router.core.requests.sampling_group": {"another choice of a request is made": "_choice_request"},
@@ -235,6 +236,7 @@ PLACES: dict[str, dict[str, str]] = {
         "tenants with requests": "_live",
     },
     # ---- router: workers ----
+    "router.core.requests.request_table": {"blocks are named": "block_names"},
     "router.core.fleet.placement": {
         "a worker could decode": "could_decode",
         "workers are asked": "decode_rounds",

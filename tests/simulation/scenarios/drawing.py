@@ -40,7 +40,7 @@ QUEUE_POLICIES: tuple[QueuePolicy, ...] = (
 CACHE_POLICIES: tuple[EvictionPolicy, ...] = ("lru", "lfu", "fifo", "mru", "mru", "filo", "priority", "slru")
 PREFILL_POLICIES: tuple[PolicyName, ...] = ("cache_aware", "cache_aware", "round_robin", "power_of_two")
 DECODE_POLICIES: tuple[PolicyName, ...] = (
-    "total_tokens",
+    "cache_aware",
     "total_tokens",
     "total_requests",
     "follow_bootstrap_room",

@@ -277,12 +277,25 @@ GATES = (
             ("prefix_hit_share_of_2", 0.8),
             ("prefix_hit_share_of_4", 0.8),
         ),
-        at_most=(("computed_most_by_least", 1.6), ("one_prefix_computed_most_by_mean", 1.3)),
+        at_most=(("computed_most_by_least", 1.7), ("one_prefix_computed_most_by_mean", 1.3)),
         occurred=(
             ("forty, 4 routers", "placements", "prefill own"),
             ("forty, 4 routers", "placements", "prefill cached"),
             ("one", "placements", "prefill spread"),
         ),
+    ),
+    Gate(
+        scenario="conversations",
+        size=ScenarioSize(length=0.5),
+        at_most=(
+            ("fetched_mb_a_request_of_1", 0.6),
+            ("fetched_mb_a_request_of_2", 0.65),
+            ("fetched_mb_a_request_of_4", 0.65),
+            *((f"rows_most_by_least_of_{routers}", 1.15) for routers in (1, 2, 4)),
+            *((f"ttft_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),
+            *((f"itl_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),
+        ),
+        occurred=(("turns, 2 routers", "placements", "decode cached"),),
     ),
     Gate(
         scenario="short_behind_long",

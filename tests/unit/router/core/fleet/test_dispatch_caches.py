@@ -24,7 +24,7 @@ def serve(world: ScriptedDeployment, rid: str, cached_tokens: int, output: tuple
 
 
 def test_a_worker_whose_policy_asks_for_no_hits_is_not_indexed() -> None:
-    world = ScriptedDeployment()
+    world = ScriptedDeployment(decode_policy="total_tokens")
     serve(world, "r", 0)
     assert world.core.fleet.prefixes.hits(NAMES).all() == {"p0": BLOCKS * BLOCK_TOKENS}
 
@@ -47,7 +47,7 @@ def test_a_lost_worker_leaves_the_index(policy: str) -> None:
 
 
 def test_an_answer_with_less_from_the_cache_than_expected_makes_the_router_forget_the_oldest() -> None:
-    world = ScriptedDeployment()
+    world = ScriptedDeployment(decode_policy="total_tokens")
     old = block_names(tuple(range(1000, 1000 + 4 * BLOCK_TOKENS)), "")
     world.core.fleet.prefixes.insert("p0", old)
     serve(world, "r0", 0)
@@ -58,3 +58,15 @@ def test_an_answer_with_less_from_the_cache_than_expected_makes_the_router_forge
     hits = world.core.fleet.prefixes.hits(old).all()
     assert hits == {"p0": BLOCK_TOKENS}, "three blocks had been evicted, unlike what was expected"
     assert world.core.fleet.prefixes.hits(NAMES).all() == {"p0": BLOCKS * BLOCK_TOKENS}
+
+
+def test_a_decode_worker_that_had_less_in_its_cache_than_expected_is_believed_to_have_lost_its_oldest() -> (
+    None
+):
+    world = ScriptedDeployment()
+    old = block_names(tuple(range(1000, 1000 + 4 * BLOCK_TOKENS)), "")
+    world.core.fleet.prefixes.insert("d0", old)
+    world.core.fleet.prefixes.insert("d0", NAMES)
+    serve(world, "r", BLOCKS * BLOCK_TOKENS)
+    assert "d0" not in world.core.fleet.prefixes.hits(old).all(), "it had nothing of the prompt, either"
+    assert world.core.fleet.prefixes.hits(NAMES).all()["d0"] == BLOCKS * BLOCK_TOKENS

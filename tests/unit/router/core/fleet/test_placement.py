@@ -123,10 +123,10 @@ def test_routers_that_have_never_heard_of_a_prefix_choose_the_same_worker() -> N
     assert {choice.reason for choice in choices} == {"own"}
 
 
-def test_prompts_that_differ_behind_their_eighth_block_have_one_own_worker_and_others_are_spread() -> None:
+def test_prompts_that_differ_behind_their_second_block_have_one_own_worker_and_others_are_spread() -> None:
     (fleet,), need = fleets_apart(1)
     own = placed(fleet, need).worker
-    other_end = block_names((*range(9 * BLOCK_TOKENS), *([7] * BLOCK_TOKENS)), "")
+    other_end = block_names((*range(2 * BLOCK_TOKENS), *([7] * BLOCK_TOKENS)), "")
     assert placed(fleet, replace(need, blocks=other_end)).worker is own
     spread = Counter(
         placed(fleet, replace(need, blocks=block_names((number, *range(639)), ""))).worker.peer
@@ -253,6 +253,50 @@ def test_decode_looks_for_room_first_then_for_the_emptier_worker_for_its_size() 
     assert chosen(HANDED, [small, big], "total_tokens", "decode") == "small"
     small.report(Load(running_tokens=0, free_pages=6, slots_free=8))
     assert chosen(HANDED, [small, big], "total_tokens", "decode") is None
+
+
+def held_by(fleet: Fleet, tokens: dict[str, int], **told: float) -> None:
+    """Decode workers hold so many tokens, and tell seconds of a step, by name."""
+    for peer, held in tokens.items():
+        seconds = told.get(peer, 0.0)
+        fleet.workers[peer].report(
+            Load(running_tokens=held, free_pages=500, slots_free=8, step_seconds=seconds)
+        )
+
+
+def test_decode_goes_where_least_is_to_be_fetched_unless_that_one_holds_ten_times_as_much_more() -> None:
+    fleet, workers = fleet_of("decode", 2)
+    need = replace(HANDED, tokens=640, tokens_max=700, blocks=block_names(tuple(range(640)), ""))
+    fleet.prefixes.insert("d1", need.blocks)
+    for held, expected in ((6_000, "d1"), (6_500, "d0")):
+        held_by(fleet, {"d0": 0, "d1": held})
+        assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == expected
+
+
+def test_a_decode_worker_whose_steps_take_four_times_as_long_holds_a_quarter() -> None:
+    fleet, workers = fleet_of("decode", 2)
+    need = replace(HANDED, tokens=100, tokens_max=200)
+    for held, expected in ((600, "d1"), (800, "d0")):
+        held_by(fleet, {"d0": 100, "d1": held}, d0=0.08, d1=0.02)
+        assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == expected, held
+    held_by(fleet, {"d0": 0, "d1": 10_000}, d0=1e9, d1=1e-300)
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == "d0", (
+        "no worker is believed more"
+    )
+
+
+def test_routers_that_have_never_heard_of_a_prompt_choose_one_decode_worker_while_it_is_not_much_fuller() -> (
+    None
+):
+    fleet, workers = fleet_of("decode", 4)
+    need = replace(HANDED, tokens=640, tokens_max=700, blocks=block_names(tuple(range(640)), ""))
+    own = chosen(need, workers, "cache_aware", "decode", fleet.prefixes)
+    assert own is not None
+    assert chosen(need, workers[::-1], "cache_aware", "decode", fleet.prefixes) == own
+    held_by(fleet, {worker.peer: 6_000 * (worker.peer == own) for worker in workers})
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == own
+    held_by(fleet, {worker.peer: 6_500 * (worker.peer == own) for worker in workers})
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) != own
 
 
 def test_room_shrinks_with_every_assignment_not_yet_reported() -> None:
