@@ -52,6 +52,8 @@ class Candidate(Protocol):
     pool_tokens: int
 
     @property
+    def tokens_to_fetch(self) -> int: ...
+    @property
     def requests(self) -> int: ...
     @property
     def tokens(self) -> int: ...
@@ -184,6 +186,8 @@ def _cache_aware(among: Candidates[W]) -> Placement[W]:
 def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
     """The decode worker with fewest tokens to fetch and a tenth of those held, by the size of its pool and its step.
 
+    What its links have to bring before it is fetched before, too.
+
     A worker whose step takes four times as long as another's counts as one that holds four times as much. Where nobody
     is known to have the prompt, its own worker is taken to have it: other routers may have sent it there.
     """
@@ -200,7 +204,8 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
     def cost(worker: W) -> float:
         slowness = min(SLOWNESS_MAX, worker.load.step_seconds / fastest) if worker.load.step_seconds else 1.0
         larger = pool / worker.pool_tokens if worker.pool_tokens else 1.0
-        return need.tokens - hit_of(worker) + HELD_WEIGHT * slowness * larger * (worker.tokens + need.tokens)
+        to_fetch = need.tokens - hit_of(worker) + worker.tokens_to_fetch
+        return to_fetch + HELD_WEIGHT * slowness * larger * (worker.tokens + need.tokens)
 
     best = among.least(cost)
     hit = hit_of(best)

@@ -176,6 +176,13 @@ class Worker:
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return (load.pages_arriving + in_front * self.fetched_share) / load.pages_arriving_a_second
 
+    @property
+    def tokens_to_fetch(self) -> int:
+        """Tokens that are on their way to a decode worker whose links have been busy; 0: they have not."""
+        load = self.load
+        pages = load.pages_arriving + self.unreported.pages if load.pages_arriving_a_second else 0
+        return pages * self.hello.limits.page_size
+
     def has_fetched(self, tokens: int, cached_tokens: int) -> None:
         """A request of so many tokens has joined, and had some of them in the cache."""
         share = max(0.0, 1 - cached_tokens / tokens) if tokens else 0.0

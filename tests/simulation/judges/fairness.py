@@ -89,10 +89,10 @@ class JudgedRouterCore(JudgedCaches):
 
     def tick(self, now: float) -> None:
         super().tick(now)
+        waits.prove_dropped(self, now)  # not before: a loop that hung ticks late
         self._judge_waiting(now)
 
     def _judge_waiting(self, now: float) -> None:
-        waits.prove_dropped(self, now)
         self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
