@@ -64,13 +64,14 @@ class SilentWorkers:
         self._effects = effects
         self._answers: dict[Role, deque[Answer]] = {role: deque(maxlen=ANSWERS_MAX) for role in WORKER_ROLES}
 
-    def answered(self, live: LiveRequest, worker: Worker, cached_tokens: int = 0) -> None:
-        """The worker has said the first token (prefill) or row (decode) of this attempt."""
+    def answered(self, live: LiveRequest, worker: Worker, cached_tokens: int | None = None) -> None:
+        """The worker has said the first token (prefill) or row (decode) of this attempt.
+
+        What it found in its cache says how much work that was, whatever was expected of the cache.
+        """
         live.answered = True
         assignment = worker.assigned[live.rid]
-        tokens = assignment.tokens
-        if cached_tokens:
-            tokens = min(tokens, live.need.tokens - cached_tokens)
+        tokens = assignment.tokens if cached_tokens is None else max(0, live.need.tokens - cached_tokens)
         self._answers[worker.hello.role].append((worker, assignment.sent_at, tokens))
         if worker.doubted is not None:
             worker.doubted = None

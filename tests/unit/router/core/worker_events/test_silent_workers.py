@@ -119,6 +119,26 @@ def test_answers_to_shorter_prompts_prove_nothing() -> None:
     assert silent(world) == 0
 
 
+def test_what_others_have_computed_counts_and_not_what_was_expected_to_be_cached() -> None:
+    world = fleet()
+    peer = swallowed(world)
+    world.wait(1.0)
+    answered = 0
+    for number in range(12):
+        rid, again = f"later-{number}", tuple(range(100 + number // 6, 228 + number // 6))
+        world.submit(request(rid, again, max_new_tokens=1))
+        other = world.placed(Prefill, rid)
+        if other in (peer, None):
+            world.cancel(rid)
+            continue
+        assert other is not None
+        answered += 1
+        world.prefilled(other, rid, 7, finish="length")  # two tokens were cached
+    assert answered >= 3
+    world.wait(SECONDS)
+    assert silent(world) == 1
+
+
 def test_a_long_prompt_hides_no_worker_that_answers_shorter_ones_neither() -> None:
     world = ScriptedDeployment(2, 1, silent_seconds=SECONDS, prefill_policy="round_robin")
     world.submit(request("long", tuple(range(1, 2001))))
