@@ -125,7 +125,7 @@ def test_what_others_have_computed_counts_and_not_what_was_expected_to_be_cached
     world.wait(1.0)
     answered = 0
     for number in range(12):
-        rid, again = f"later-{number}", tuple(range(100 + number // 6, 228 + number // 6))
+        rid, again = f"later-{number}", tuple(range(100 + number // 6, 292 + number // 6))
         world.submit(request(rid, again, max_new_tokens=1))
         other = world.placed(Prefill, rid)
         if other in (peer, None):
