@@ -110,19 +110,25 @@ def decode_churn(rows: int, steps: int) -> float:
     return _seconds(turn, steps)
 
 
-def prefill(steps: int) -> float:
-    """Seconds of CPU a prompt: intake, EXTEND, lease, and its release."""
+def _prefill_core(config: PrefillConfig, words: int) -> PrefillScheduler:
+    """A prefill scheduler with so many lease words, to which one router is connected."""
     core = PrefillScheduler(
-        PrefillConfig(page_size=PAGE_SIZE),
+        config,
         pages=64 * 1024,
         context_len=CONTEXT_LEN,
         holder=HOLDER,
-        words=PlainWords([0] * 64),
+        words=PlainWords([0] * words),
         kv_format="format",
         vocab_size=10**9,
         eos_token_ids=frozenset(),
     )
     core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), 0.0)
+    return core
+
+
+def prefill(steps: int) -> float:
+    """Seconds of CPU a prompt: intake, EXTEND, lease, and its release."""
+    core = _prefill_core(PrefillConfig(page_size=PAGE_SIZE), 64)
     numbers = iter(range(10**9))
 
     def prompt() -> None:
@@ -146,19 +152,10 @@ def prefill(steps: int) -> float:
 
 def prefill_plan(leases: int, waiting: int, plans: int = 20) -> float:
     """Seconds of CPU a plan: `waiting` prompts, and `leases` others whose pages are under lease."""
+    config = PrefillConfig(page_size=PAGE_SIZE, chunked_prefill_size=8192, max_running_requests=256)
     spent = 0.0
     for _ in range(plans):
-        core = PrefillScheduler(
-            PrefillConfig(page_size=PAGE_SIZE, chunked_prefill_size=8192, max_running_requests=256),
-            pages=64 * 1024,
-            context_len=CONTEXT_LEN,
-            holder=HOLDER,
-            words=PlainWords([0] * 1024),
-            kv_format="format",
-            vocab_size=10**9,
-            eos_token_ids=frozenset(),
-        )
-        core.on_link(PeerUp(ROUTER, Hello(session=1, role="router", uid="router", epoch=1)), 0.0)
+        core = _prefill_core(config, 1024)
         _send_prompts(core, 0, leases)
         while (batch := core.plan(0.0)) is not None:
             core.reclaim(batch.step)

@@ -5,7 +5,8 @@ A cell is a load, a number of GPUs and targets (`Slo`). Its candidates serve the
     apart k     k prefill workers and n - k decode workers, which compute no prompts: the split of the formulas below,
                 and its neighbours
     together    n decode workers, which compute their prompts
-    automatic   the shape that `shape_of` chooses, and routers that choose for each prompt (`local_prefill: short`)
+    automatic   a quarter of the GPUs for prefill workers, and routers that choose for each prompt (`local_prefill:
+                short`)
 
 Steps take what a dense model of 14.8 billion weights in bfloat16 takes on an H200 by its work and bytes: computed, not
 measured. So are the capacities that say how much is offered.
