@@ -15,6 +15,7 @@ from router.openai.fields.states import (
     BOTH,
     CHAT,
     COMPLETIONS,
+    MESSAGES,
     RESPONSES,
     aliases,
     names_passed_over,
@@ -94,7 +95,7 @@ OTHER_FIELDS = (
     ),
     *served(
         "others",
-        BOTH,
+        (*ALL, *MESSAGES),
         {
             "deadline_seconds": "up to 86,400, until the first token: 429 at once where it cannot come in time, 503 "
             "where it did not",

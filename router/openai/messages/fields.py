@@ -65,6 +65,7 @@ class MessagesFields(SharedSamplingFields, kw_only=True):
     output_format: FormatFields | None = None
     seed: int | None = None
     cache_salt: str | None = None
+    deadline_seconds: float | None = None
 
 
 class ChatOfMessages(ChatFields, kw_only=True):
@@ -111,6 +112,7 @@ def as_chat(asked: MessagesFields, context_len: int, ignored: Ignored) -> ChatOf
         add_generation_prompt=not history.continues,
         continue_final_message=history.continues,
         cache_salt=asked.cache_salt,
+        deadline_seconds=asked.deadline_seconds,
         **asked.given(),
     )
 

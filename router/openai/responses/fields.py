@@ -79,6 +79,7 @@ class ResponsesFields(SamplingFields, kw_only=True):
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
     cache_salt: str | None = None
+    deadline_seconds: float | None = None
 
 
 class RepeatedTool(msgspec.Struct, omit_defaults=True):
@@ -156,6 +157,7 @@ def read_responses(body: bytes | bytearray, context_len: int, ignored: Ignored) 
         top_logprobs=asked.top_logprobs if asks else None,
         prompt_cache_key=asked.prompt_cache_key,
         cache_salt=asked.cache_salt,
+        deadline_seconds=asked.deadline_seconds,
     )
 
 

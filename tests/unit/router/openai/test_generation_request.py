@@ -77,17 +77,31 @@ def test_the_same_words_become_the_same_values_on_every_path(
     }
     limit, stop = names.get(endpoint, ("max_tokens", "stop"))
     asked = {limit: 5, stop: ["a", "b"], "stream": True, "seed": 4, "cache_salt": "s"}
+    asked |= {"deadline_seconds": 2.5}
     request = read(serving, endpoint, **SAMPLING, **asked)
     assert (request.choices, request.limit.tokens, request.seed) == (1, 5, 4)
     assert request.answer.stream
     assert [one.stop for one in request.answer.text.stops] == ["a", "b"]
     assert request.sampling == SAMPLING
+    assert request.deadline_seconds == 2.5
     assert len(request.cache_salt) == 32
     assert isinstance(request.prompt, CompletionPrompt if endpoint == "completions" else ChatPrompt)
     assert (request.answer.repeated is not None) == (endpoint == "responses")
     params = params_of(request, temperature=9.0, presence_penalty=1.0)
     assert (params.max_new_tokens, params.seed, params.presence_penalty) == (5, 4, 1.0), "a default stays"
     assert {name: getattr(params, name) for name in SAMPLING} == SAMPLING
+
+
+@pytest.mark.parametrize("endpoint", BODIES)
+@pytest.mark.parametrize("seconds", [-1, 0, 86_401, 3e10])
+def test_a_deadline_that_nobody_could_mean_has_one_sentence_on_every_path(
+    serving: OpenAIServing, endpoint: Endpoint, seconds: float
+) -> None:
+    with pytest.raises(
+        RequestError, match=r"deadline_seconds must be above 0 and at most 86400, got"
+    ) as raised:
+        read(serving, endpoint, deadline_seconds=seconds)
+    assert raised.value.param == "deadline_seconds"
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -99,7 +113,7 @@ def test_what_is_not_said_has_the_value_of_its_default(serving: OpenAIServing, e
     assert not request.tells_of_prompt
     assert (text.stops, text.skip_special_tokens, text.token_ids) == ((), True, False)
     assert (request.grammar, request.seed, request.sampling) == (None, None, {})
-    assert (request.cache_salt, request.session) == ("", "")
+    assert (request.cache_salt, request.session, request.deadline_seconds) == ("", "", 0.0)
     room = {"completions": 16, "messages": 9}
     assert request.limit.behind(1, 100) == room.get(endpoint, 99)
 
