@@ -193,6 +193,8 @@ EXPECTED = [
     "path request taken while draining",
     "path unsound command refused",
     "path no large worker stayed",
+    "path a deadline was missed: 429",
+    "path a deadline was missed: 503",
     "refused for its tenant: tenant_queue_full",
     "refused for its tenant: tokens_per_minute",
     "path answer cut by a draining router",

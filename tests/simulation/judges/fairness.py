@@ -120,7 +120,7 @@ class JudgedRouterCore(JudgedCaches):
         if placed and live.output:
             self.judged["a stream that was cut goes on past all bounds"] += 1
         elif placed:
-            waits.prove_in_time(live, now)
+            waits.prove_in_time(self, live, now)
             self.judged["a prompt with a target is begun"] += bool(live.target_seconds)
             self.judged["a prompt is begun where pages are foreseen"] += live.foreseen_at is not None
             prove_foreseen(self, live)
@@ -144,7 +144,9 @@ class JudgedRouterCore(JudgedCaches):
             waits.prove_stranded(self, live)
             self.judged["no worker could continue a stream"] += 1
             self.stranded.add(live.rid)
-        self.judged["a prompt is dropped for its target"] += kind == "wait" and waits.is_too_late(live, now)
+        self.judged["a prompt is dropped for its target"] += kind == "wait" and waits.is_too_late(
+            self, live, now
+        )
         super()._expire(live, kind, now)
 
     def submit(self, request: ClientRequest, now: float) -> None:
@@ -258,7 +260,7 @@ class JudgedRouterCore(JudgedCaches):
         if running_max and live.tenant.running >= running_max and not live.output:
             return False
         held_back = live.sampling_group is not None and live.sampling_group.holds_back(live)
-        dropped = live.sampling_group is None and not live.output and waits.is_too_late(live, now)
+        dropped = live.sampling_group is None and not live.output and waits.is_too_late(self, live, now)
         return now >= live.rests_until and not held_back and not dropped
 
     def _takes(self, live: LiveRequest, now: float) -> bool:

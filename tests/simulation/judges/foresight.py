@@ -11,6 +11,7 @@ from math import inf
 from router.core.dispatch import RouterCore
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.live_request import LiveRequest
+from router.core.requests.request_table import BEFORE_DECODE
 
 
 def surely_allowed(core: RouterCore, live: LiveRequest, kv_group: KvGroup) -> bool:
@@ -69,8 +70,12 @@ def _fetches_soon(core: RouterCore, worker: Worker, live: LiveRequest, slack: in
 
 
 def _coming(core: RouterCore, worker: Worker, live: LiveRequest) -> list[LiveRequest]:
-    """Other requests that are foreseen at the worker."""
-    return [each for each in core._requests.live.values() if each is not live and each.foreseen_at is worker]
+    """Other requests that are foreseen at the worker and not given to it yet: there they count as its own."""
+    return [
+        each
+        for each in core._requests.live.values()
+        if each is not live and each.foreseen_at is worker and each.state in BEFORE_DECODE
+    ]
 
 
 def _in_front(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> int:

@@ -6,12 +6,14 @@
 - Some requests for each decode worker may always stand there, whatever the rate, unless a stream is late.
 - While a stream is late, nothing new of a tenant that has something in front of decode is computed for its decode
   workers.
+- What is refused for its target or deadline is so at once, and what is dropped for it only when it is too late.
 - A stream that has begun is ended for lack of a worker only where none could continue it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
@@ -22,8 +24,10 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE
 from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
+from tests.simulation.scenarios.scenario import PlannedRequest, ScenarioSizes
 
 SLACK_SECONDS = 0.01  # that a deadline may be late in these worlds
+ROUNDING = 1e-9
 LOOK_SECONDS = 0.1  # … and that what it ends may still be there
 
 
@@ -52,9 +56,26 @@ def prove_refusal(core: RouterCore, request: ClientRequest, before: int) -> None
     )
 
 
-def is_too_late(live: LiveRequest, now: float) -> bool:
+def prove_target_missed(
+    planned: PlannedRequest, sizes: ScenarioSizes, failed: RequestFailed, seconds: float
+) -> None:
+    """A request that is ended for its target, so many seconds after it came: at once, or when it was too late."""
+    target = target_of(planned.deadline_seconds, sizes.ttft_target_seconds)
+    assert target < inf, f"{planned.rid} has no target: {failed.message}"
+    in_turn = seconds == 0 if failed.status == 429 else seconds >= target - ROUNDING
+    assert in_turn, f"{planned.rid} has a target of {target:g} s and gets {failed.status} after {seconds:g} s"
+
+
+def is_too_late(core: RouterCore, live: LiveRequest, now: float) -> bool:
     """Whether a request that is not computed yet was to have its first token by now, since it came."""
-    return bool(live.target_seconds) and now >= live.arrived_at + live.target_seconds
+    return now >= live.arrived_at + target_of(
+        live.request.deadline_seconds, core.settings.ttft_target_seconds
+    )
+
+
+def target_of(*asked: float) -> float:
+    """The least of the seconds that are asked for; infinite: nobody asks."""
+    return min((seconds for seconds in asked if seconds), default=inf)
 
 
 def prove_dropped(core: RouterCore, now: float) -> None:
@@ -65,16 +86,16 @@ def prove_dropped(core: RouterCore, now: float) -> None:
         if live.state is RequestState.WAITING
         and not live.output
         and live.sampling_group is None
-        and is_too_late(live, now - LOOK_SECONDS)
+        and is_too_late(core, live, now - LOOK_SECONDS)
         and live.state_since < now - LOOK_SECONDS
     ]
     assert not late, f"{late} wait, and are too late for their targets"
 
 
-def prove_in_time(live: LiveRequest, now: float) -> None:
+def prove_in_time(core: RouterCore, live: LiveRequest, now: float) -> None:
     """A prompt is begun while its first token is not too late. A sibling waits for the first of its group."""
-    assert live.sampling_group is not None or not is_too_late(live, now - SLACK_SECONDS), (
-        f"{live.rid} came at {live.arrived_at}, and is begun at {now} for a token within {live.target_seconds} s"
+    assert live.sampling_group is not None or not is_too_late(core, live, now - SLACK_SECONDS), (
+        f"{live.rid} came at {live.arrived_at}, and is begun at {now}: too late for its target"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
+from router.placement_policies import Placement, by_rendezvous
 from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
 
 
@@ -27,6 +28,13 @@ def _one_router(_: Any, routers: Any, count: int) -> dict[str, frozenset[int]]:
     return {router: frozenset([number] if number < count else []) for number, router in enumerate(routers)}
 
 
+def _own_although_it_drains(place: Any, need: Any, workers: Any, *inputs: Any) -> Any:
+    choice = place(need, workers, *inputs)
+    own = by_rendezvous(need, workers)
+    found = choice is not None and choice.reason == "own"
+    return Placement(own[0], "the prefix's own worker", "own") if found else choice
+
+
 def _by_names_of_its_own(names: Any, tokens: Any, key: str, known: Any = ()) -> Any:
     return names(tuple(token + 1 for token in tokens), key, known)
 
@@ -36,6 +44,9 @@ MISTAKES: dict[str, Mistakes] = {
         "routers name blocks differently": {"blocks are named": _by_names_of_its_own},
         "a prefix that was evicted stays a hit for ever": {
             "what is believed of a cache is corrected": nothing
+        },
+        "the own worker of a prefix is taken although it drains": {
+            "the prefill worker of a prompt": _own_although_it_drains
         },
     },
     "fleets": {

@@ -184,6 +184,7 @@ PLACES: dict[str, dict[str, str]] = {
         "migrations are asked for": "_request_migrations",
         "requests of a router": "_requests",
     },
+    "router.core.dispatch": {"the target of a request": "target_of"},
     "router.core.drain.RouterDrain": {
         "a router begins to drain": "__init__",
         "a draining router goes on": "tick",
@@ -213,6 +214,8 @@ PLACES: dict[str, dict[str, str]] = {
         "tokens are told": "generate",
         "a score is told": "score",
         "a request goes back to its queue": "requeue",
+        "a request is fetched": "decode",
+        "a request has joined": "join",
         "effects of requests": "_effects",
     },
     "router.core.requests.reservations.Reservations": {
@@ -238,6 +241,7 @@ PLACES: dict[str, dict[str, str]] = {
     # ---- router: workers ----
     "router.core.requests.request_table": {"blocks are named": "block_names"},
     "router.core.fleet.placement": {
+        "the prefill worker of a prompt": "place_prefill",
         "a worker could decode": "could_decode",
         "workers are asked": "decode_rounds",
     },

@@ -53,6 +53,17 @@ def _foreseen_for_ever(foresee: Any, reservations: Any, live: Any, worker: Any) 
         foresee(reservations, live, worker)
 
 
+def _foreseen_until_joined(fetch: Any, table: Any, live: Any, *placed: Any) -> None:
+    foreseen_at = live.foreseen_at
+    fetch(table, live, *placed)
+    get(table.reservations, "a request is foreseen at a worker")(live, foreseen_at)
+
+
+def _joined_after_all(join: Any, table: Any, live: Any, *told: Any) -> None:
+    join(table, live, *told)
+    get(table.reservations, "a request is foreseen at a worker")(live, None)
+
+
 def _held_for_ever(seconds_to_fetch: Any, worker: Any) -> float:
     rate = worker.load.pages_arriving_a_second
     return float(seconds_to_fetch(worker) + (worker.own.pages / rate if rate else 0.0))
@@ -98,6 +109,12 @@ def _order_of_arrival_alone(_: Any, queue: Any, live: Any) -> Any:
     return (True, -live.request.priority, start, live.arrival)
 
 
+def _target_after_the_first_token(enqueue: Any, reservations: Any, live: Any) -> None:
+    enqueue(reservations, live)
+    if live.output and live.target_seconds:
+        reservations.deadlines.set(("wait", live.rid), live.arrived_at + live.target_seconds)
+
+
 def _target_from_placement(wait: Any, table: Any, live: Any, now: float, until: float) -> None:
     wait(table, live, now, until)
     if live.target_seconds:
@@ -108,6 +125,14 @@ MISTAKES: dict[str, Mistakes] = {
     "targets": {
         "a target counts from the last placement, not from the arrival": {
             "a request may wait": _target_from_placement
+        },
+        "a stream that has its first token is dropped for its target": {
+            "a request waits in a queue": _target_after_the_first_token
+        },
+        "a deadline counts only where the deployment has a target": {
+            "the target of a request": lambda target_of, request, settings: (
+                target_of(request, settings) if settings.ttft_target_seconds else 0.0
+            )
         },
     },
     "foresight": {
@@ -124,6 +149,10 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a request is counted in front of decode until it ends, also when it is there": {
             "a request is foreseen at a worker": _foreseen_for_ever
+        },
+        "a request counts twice in front of decode until it has joined": {
+            "a request is fetched": _foreseen_until_joined,
+            "a request has joined": _joined_after_all,
         },
     },
     "begun streams": {

@@ -39,6 +39,7 @@ class PlannedRequest:
     tenant: str = ""
     cache_salt: str = ""
     session: str = ""
+    deadline_seconds: float = 0.0  # until its first token; 0.0: any
     group: tuple[str, ...] = ()  # the requests of all siblings, itself among them, in order
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None

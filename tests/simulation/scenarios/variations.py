@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from router.placement_policies import PolicyName
+from router.core.fleet.prefix_index import BLOCK_TOKENS
+from router.placement_policies import OWN_BLOCK, PolicyName
 from shared.wire.sampling_params import SamplingParams
 from tests.simulation.judges.groups import with_groups
 from tests.simulation.oracle.model import EOS_TOKEN_IDS, VOCAB_SIZE
@@ -140,6 +141,21 @@ def silences(scenario: SimulationScenario) -> SimulationScenario:
         for number in range(rng.randint(30, 60))
     ]
     return scenario.with_requests((*scenario.requests, *others)).with_faults(faults)
+
+
+def long_prefixes(scenario: SimulationScenario) -> SimulationScenario:
+    """In a quarter of the worlds some prompts begin with one of three prefixes so long that each has its own worker."""
+    rng = scenario.random("long prefixes")
+    if rng.random() > 0.25:
+        return scenario
+    prefixes = [tuple(rng.randrange(VOCAB_SIZE) for _ in range(OWN_BLOCK * BLOCK_TOKENS)) for _ in range(3)]
+    asking = [
+        _short_request(rng, scenario.sizes, f"prefixed-{number}", (0.0, 2.0), 12, (1, 8))
+        for number in range(rng.randint(6, 15))
+    ]
+    return scenario.with_requests(
+        (*scenario.requests, *(replace(each, prompt=rng.choice(prefixes) + each.prompt) for each in asking))
+    )
 
 
 def short_share(scenario: SimulationScenario) -> SimulationScenario:
@@ -289,6 +305,17 @@ def targets(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(ttft_target_seconds=rng.choice((0.2, 0.5, 1.0, 3.0)))
 
 
+def deadlines(scenario: SimulationScenario) -> SimulationScenario:
+    """In some troubled worlds half of the clients want their first token within a time of their own."""
+    rng = scenario.random("deadlines")
+    if scenario.calm or rng.random() > 0.3:
+        return scenario
+    return scenario.with_requests(
+        replace(each, deadline_seconds=rng.choice((0.05, 0.3, 1.0, 5.0))) if rng.random() < 0.5 else each
+        for each in scenario.requests
+    )
+
+
 def waits(scenario: SimulationScenario) -> SimulationScenario:
     """Little may stand before decode. Some worlds are crowded, and then nobody waits long in a troubled one."""
     rng = scenario.random("waits")
@@ -410,6 +437,7 @@ VARIATIONS: tuple[Variation, ...] = (
     waits,
     targets,
     partition,
+    long_prefixes,
     tenants,
     turns,
     recomputation,
@@ -430,4 +458,5 @@ VARIATIONS: tuple[Variation, ...] = (
     slow_grammars,
     bad_words,
     scores,
+    deadlines,
 )

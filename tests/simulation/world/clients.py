@@ -23,6 +23,7 @@ from shared.links.events import LinkEvent, Received
 from shared.wire.messages import Decode, FinishReason, Hello, Message
 from shared.wire.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
+from tests.simulation.judges import waits
 from tests.simulation.judges.fairness import JudgedRouterCore
 from tests.simulation.judges.pauses import JudgedPauses
 from tests.simulation.judges.silences import JudgedSilences
@@ -48,6 +49,7 @@ class SimulatedClient:
     disconnected: bool = False  # its router crashed, or no longer listens: there is no answer
     ended_at: float | None = None  # seconds
     attempts: int = 0  # that its router needed
+    came_at: float = 0.0  # when its router heard of it, in seconds
     deceived: bool = (
         False  # a worker has lied about it: its tokens may be wrong, but not more than it asked for
     )
@@ -197,7 +199,7 @@ class Router:
         self._accepted[client.planned.rid] = client
         if self._drained_at is not None:
             self._count("path request taken while draining")
-        planned = client.planned
+        planned, client.came_at = client.planned, self.process.now
         self.core.submit(self._request(planned), self.process.now)
         self._pass.run()
         if planned.abort_after_seconds is not None:
@@ -216,6 +218,7 @@ class Router:
             tenant=planned.tenant,
             cache_salt=planned.cache_salt,
             session=planned.session,
+            deadline_seconds=planned.deadline_seconds,
             eos_token_ids=EOS_TOKEN_IDS,
         )
         return split_choices(request, planned.group)[number] if planned.group else request
@@ -337,6 +340,10 @@ class Router:
         if isinstance(outcome, RequestFailed) and outcome.status == 503 and client.output:
             assert rid in self.core.stranded, f"{rid} had begun and is refused: {outcome.message}"
         client.ended_at = self.process.now
+        if isinstance(outcome, RequestFailed) and outcome.code == "target_missed":
+            waits.prove_target_missed(client.planned, self._sizes, outcome, self.process.now - client.came_at)
+            assert not client.output, f"{rid} has its first token and is ended: {outcome.message}"
+            self._count(f"path a deadline was missed: {outcome.status}")
         if isinstance(outcome, RequestFailed) and outcome.code == "attempts_exhausted":
             seconds = self.process.now - client.planned.at
             apart = (self._sizes.losses_max - 1) * self._sizes.loss_seconds
