@@ -274,7 +274,7 @@ class PrefillScheduler:
     def _admit(self, adder: PrefillAdder, now: float) -> None:
         running = self.batch.reqs
         held = self.leases.tokens_by_tenant + tokens_by_tenant(running)
-        for req in self.waiting.in_order(running, held):
+        for req in self.waiting.in_order(running, held, now):
             if adder.cut is not None and len(req.token_ids) - req.cached_len > self._short_tokens_max:
                 continue  # it needs chunks of its own, later: it cannot use what is left to short ones
             if not self._may_start(req, held):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
-from shared.scheduling.queue_policy import InBatchPrefix, QueuePolicy, order_waiting
+from shared.scheduling.queue_policy import InBatchPrefix, QueuePolicy, aged_first, order_waiting
 from shared.scheduling.sound_commands import unsound
 from shared.scheduling.tenant_shares import least_served_first
 from shared.wire.messages import Prefill, RefusalReason
@@ -25,6 +25,7 @@ class QueueRules:
 
     max_queued_requests: int
     queue_policy: QueuePolicy
+    ageing_seconds: float
     prefix_aware_queue_max: int  # requests
     shared_prefix_cached_tokens_max: int
     shared_prefix_tokens_min: int
@@ -91,10 +92,11 @@ class PromptQueue:
         """Take out a request that starts, or that was cancelled."""
         del self._reqs[req.rid]
 
-    def in_order(self, running: Sequence[Req], held: Counter[str]) -> list[Req]:
+    def in_order(self, running: Sequence[Req], held: Counter[str], now: float) -> list[Req]:
         """The requests to try in this step, beside those that run and the tokens that each tenant holds here.
 
-        By the queue policy, then fairly among tenants; without those that wait a round for a shared prefix.
+        By the queue policy, but for those that have waited for long; then fairly among tenants. Those that wait a round
+        for a shared prefix are left out.
         """
         if not self._reqs:
             return []
@@ -105,5 +107,6 @@ class PromptQueue:
             running,
             prefix_aware_queue_max=self._rules.prefix_aware_queue_max,
         )
+        ordered = aged_first(ordered, now - self._rules.ageing_seconds)
         ordered = least_served_first(ordered, held)
         return self._in_batch_prefix.go_now(ordered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Literal
 
 from shared.batch.req import Req
@@ -31,8 +32,8 @@ def order_waiting(
     fcfs: by arrival. lpm: longest cached prefix first. dfs-weight: by subtree of the radix cache, the one with most
     waiting first. lof: most output to come first. random: shuffled anew with every arrival, the same on every run.
     routing-key: those first whose `extra_key` most of `running` share. priority: highest first. With more
-    than `prefix_aware_queue_max` waiting, lpm and dfs-weight are fcfs. Only fcfs and random starve no request. Raises
-    `ValueError` for any other name.
+    than `prefix_aware_queue_max` waiting, lpm and dfs-weight are fcfs. Most of them would starve a request; see
+    `aged_first`. Raises `ValueError` for any other name.
     """
     if policy not in QUEUE_POLICIES:
         raise ValueError(f"queue policy must be one of {sorted(QUEUE_POLICIES)}, got {policy!r}")
@@ -40,6 +41,14 @@ def order_waiting(
     if len(arrived) > prefix_aware_queue_max and policy in ("lpm", "dfs-weight"):
         return arrived
     return QUEUE_POLICIES[policy](arrived, cache, running)
+
+
+def aged_first(ordered: Sequence[Req], came_by: float) -> list[Req]:
+    """`ordered`, but those that came until `came_by` go first, by arrival: so no policy starves a request.
+
+    Ageing by steps of priority, as operating systems do it, would not help one that others pass for another reason.
+    """
+    return sorted(ordered, key=lambda req: req.sequence if req.arrived_at <= came_by else inf)
 
 
 def _fcfs(arrived: list[Req], cache: RadixCache, running: Sequence[Req]) -> list[Req]:

@@ -187,14 +187,19 @@ class WorkerConfig(ProcessConfig):
 class PromptConfig(WorkerConfig):
     """Settings of every worker with a `PromptQueue`."""
 
-    groups: ClassVar[Mapping[str, str]] = {"scheduling": "max_queued_requests queue_policy"}
+    groups: ClassVar[Mapping[str, str]] = {"scheduling": "max_queued_requests queue_policy ageing_seconds"}
 
     max_queued_requests: PositiveInt = Field(
         default=1024,
         description="Requests that wait here. A further one is refused, and the router tries another worker.",
     )
     queue_policy: QueuePolicy = Field(
-        default="fcfs", description="Order of the waiting requests. fcfs starves none."
+        default="fcfs", description="Order of the waiting requests, but for `ageing_seconds`."
+    )
+    ageing_seconds: Seconds = Field(
+        default=5.0,
+        description="Seconds after which a waiting request goes before all younger ones, whatever the policy. So no "
+        "policy starves a long prompt, one of low priority or one that nobody has cached.",
     )
     prefix_aware_queue_max: PositiveInt = Field(
         default=128,
@@ -216,6 +221,7 @@ class PromptConfig(WorkerConfig):
         return QueueRules(
             max_queued_requests=self.max_queued_requests,
             queue_policy=self.queue_policy,
+            ageing_seconds=self.ageing_seconds,
             prefix_aware_queue_max=self.prefix_aware_queue_max,
             shared_prefix_cached_tokens_max=self.shared_prefix_cached_tokens_max,
             shared_prefix_tokens_min=self.shared_prefix_tokens_min,

@@ -125,6 +125,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a prompt waits for pages to be foreseen",
     "judged at router: a prompt waits while links are busy",
     "judged at router: a prompt with a target is begun",
+    "judged at prefill: one that has waited long goes first",
     "judged at router: a prompt is dropped for its target",
     "judged at router: a prompt is computed at decode: always",
     "judged at router: a prompt is computed at decode: no_prefill",

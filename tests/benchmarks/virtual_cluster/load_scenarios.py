@@ -342,6 +342,49 @@ def _satout(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     return {"warm tree": _long_outputs(128, 200_000, 12 * size.length, 60)}
 
 
+# ---- a queue policy that would starve long prompts ----
+
+
+def _ageing(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    """A flood of short prompts with a cached prefix, a little more than can be computed, and some long ones."""
+
+    def trace(rng: random.Random) -> Iterator[TracedRequest]:
+        arrivals = [(at, "short") for at in poisson(rng, 31, seconds)]
+        arrivals += [(8.0 * turn + 4, "long") for turn in range(int(seconds / 8))]
+        for index, (at, kind) in enumerate(sorted(arrivals)):
+            is_short = kind == "short"
+            yield TracedRequest(
+                number=index,
+                at=at,
+                prompt_len=512 + rng.randint(100, 200) if is_short else 4_000,
+                output_len=20 if is_short else 2,
+                max_new_tokens=20 if is_short else 2,
+                prefix=0 if is_short else -1,
+                prefix_len=512 if is_short else 0,
+                kind=kind,
+            )
+
+    def shape(ageing_seconds: float) -> ClusterShape:
+        config = PREFILL.model_copy(update={"queue_policy": "lpm", "ageing_seconds": ageing_seconds})
+        return ClusterShape(
+            prefill=WorkerShape(config=config, pool_tokens=262_144, times=MEDIUM),
+            decode=WorkerShape(config=DecodeConfig(), pool_tokens=262_144, times=LARGE_MODEL),
+            router={"ready_max": 4_096},
+            trace=trace,
+            seconds=seconds,
+        )
+
+    seconds = 120 * size.length
+    return {"never": shape(86_400.0), "5 s": shape(PREFILL.ageing_seconds)}
+
+
+def _longest_waits(figures: Mapping[str, Figures]) -> Figures:
+    longest = {name: number(run, "long", "ttft_p99") for name, run in figures.items()}
+    compared: Figures = {f"{name}: long ttft_max": seconds for name, seconds in longest.items()}
+    compared |= {f"{name}: short ttft_p50": number(run, "short", "ttft_p50") for name, run in figures.items()}
+    return compared | {"long_by_that_without": round(longest["5 s"] / longest["never"], 3)}
+
+
 # ---- two GPUs: one for each role, or both for both ----
 
 
@@ -423,6 +466,11 @@ LOAD_SCENARIOS: dict[str, LoadScenario] = {
         about="256 slots and a backlog on a pool of 60 % of the KV that they demand, and on an ample one",
         runs=_tight_pool,
         compared=_share_of_ample,
+    ),
+    "ageing": LoadScenario(
+        about="a flood of short prompts that lpm prefers, and a long prompt each eight seconds",
+        runs=_ageing,
+        compared=_longest_waits,
     ),
     "satout": LoadScenario(
         about="rows that miss a step although pages could be evicted: an ample pool whose tree is warm",

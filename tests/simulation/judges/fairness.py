@@ -6,11 +6,9 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
   before all others, streams that were cut before new prompts, and nothing new is placed on a decode worker while a
   request of a draining one finds room.
 - When it has settled what came, no first request of a tenant waits that a prefill worker would take (`places`).
-- At a prefill worker no request starts while a tenant that holds fewer tokens there waits; but beside a chunk short
-  ones pass those that need chunks of their own.
-- Beside a chunk short requests take their share of its steps, no more and, if one is below its share, no less.
+- What holds at a prefill worker stands in `prompts`.
 - Beside a prompt of several steps at a decode worker short ones take their share of its steps, no more and no less.
-- At both kinds of worker only requests below their tenant's share take what is kept for them; those that resume do not.
+- At a decode worker only requests below their tenant's share take what is kept for them; those that resume do not.
 - A request below its share waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
 - At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
@@ -25,15 +23,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from decode.admission import BACKFILL_MAX
 from decode.config import DecodeConfig
 from decode.local_prompts import SHORT_SHARE
 from decode.scheduler import DecodeScheduler
-from prefill.config import PrefillConfig
-from prefill.scheduler import PrefillScheduler
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
@@ -56,6 +51,7 @@ from tests.simulation.judges import waits
 from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
+from tests.simulation.judges.prompts import is_below_share
 from tests.simulation.judges.turns import TurnJudge
 from tests.simulation.judges.ways import prove_moved_in_time, prove_shorter, seconds_by_way
 
@@ -283,101 +279,6 @@ class JudgedRouterCore(JudgedCaches):
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PromptStart:
-    """When a request was started at a prefill worker, and how many of its tokens were not cached there."""
-
-    at: float
-    tokens: int
-
-
-class JudgedPrefill(PrefillScheduler):
-    """The core of a prefill worker. Each start is judged, and each step that leaves one below its share waiting."""
-
-    def __init__(self, config: PrefillConfig, **rest: Any):
-        super().__init__(config, **rest)
-        self.judged: Counter[str] = Counter()
-        self._words_below_share = config.leases_max - share_of(config.leases_max, config.tenant_share_max)
-        self._capacity = config.lease_fraction * self.memory.pool.total * config.page_size
-        self._page_size, self._short_share = config.page_size, config.short_share
-        self._step_tokens = max(min(config.max_prefill_tokens, config.chunked_prefill_size), config.page_size)
-        self.prompt_starts: dict[str, PromptStart] = {}
-        self.full_at: list[float] = []  # when a plan left no free page: it may have evicted some
-        self._saved = 0.0  # input that chunks have left to short requests so far
-
-    def _start(self, req: Req, now: float) -> None:
-        held, beside_a_chunk = self._held(), self._one_is_cut()
-        super()._start(req, now)
-        self.prompt_starts[req.rid] = PromptStart(now, len(req.token_ids) - req.cached_len)
-        waiting = self.waiting.reqs
-        put_off = {each.tenant for each in waiting if each.sequence in self.waiting.put_off}
-        passed = {each.tenant for each in waiting if held[each.tenant] < held[req.tenant]} - put_off
-        if beside_a_chunk:
-            short_max = self._step_tokens - self._page_size
-            long = {each.tenant for each in waiting if len(each.token_ids) - each.cached_len > short_max}
-            self.judged["short before a long one"] += bool(long)
-            passed -= long
-        assert not passed, f"{req.rid} of {req.tenant} starts before {passed}, who hold less of {held}"
-        words_left = self.leases.free - len(self.batch)
-        if _is_below_share(req, held, len(req.token_ids), self._capacity):
-            self.judged["below its share into what is kept"] += words_left < self._words_below_share
-            return
-        self.judged["no more than a share"] += words_left == self._words_below_share
-        assert words_left >= self._words_below_share, (
-            f"{req.rid} starts and leaves {words_left} lease words; {self._words_below_share} are kept"
-        )
-
-    def plan(self, now: float) -> ScheduleBatch | None:
-        batch = super().plan(now)
-        if not self.memory.pool.free:
-            self.full_at.append(now)
-        rows = batch.extend if batch is not None else ()
-        input_left, pages_kept = self._step_tokens - sum(len(row.token_ids) for row in rows), 0
-        if self.batch.chunked is not None:
-            if not rows:
-                return batch  # the chunk lacks pages; nobody goes before it
-            input_left = self._judge_chunk(rows, self.batch.chunked)
-            pages_kept = self.memory.pages_missing(self.batch.chunked, len(self.batch.chunked.token_ids))
-        if self.batch.free_slots and self.leases.free > len(self.batch):
-            self._judge_waiting(input_left, pages_kept)
-        return batch
-
-    def _one_is_cut(self) -> bool:
-        """Whether a request has pages for its chunks up to this step, not for its whole prompt."""
-        return any(self.memory.pages_missing(req, len(req.token_ids)) for req in self.batch.reqs)
-
-    def _judge_chunk(self, rows: Sequence[ExtendRow], chunked: Req) -> int:
-        """The chunk keeps a page, and loses no more to short ones than was saved. Returns what they may still take."""
-        page, tokens = self._page_size, [len(row.token_ids) for row in rows]
-        place = [row.slot for row in rows].index(chunked.slot or 0)
-        assert tokens[place] >= page, f"the chunk of {chunked.rid} has {tokens[place]} tokens of {tokens}"
-        before, beside = sum(tokens[:place]), sum(tokens[place + 1 :])
-        end = rows[place].start + self._step_tokens - before
-        lost = end // page * page - (end - beside) // page * page
-        most = self._step_tokens - page
-        self._saved = min(self._saved + self._short_share * self._step_tokens, most) - lost
-        assert self._saved >= 0, f"{beside} tokens beside the chunk of {chunked.rid}: {-self._saved} too many"
-        self.judged["short beside a chunk"] += lost > 0
-        return 0 if before else int(self._saved) // page * page
-
-    def _judge_waiting(self, input_left: int, pages_kept: int) -> None:
-        """There is a slot and a lease word: one below its share, the first in the order, lacks input or pages."""
-        waiting = self.waiting.reqs
-        if not waiting or self.waiting.put_off or self.memory.pool.count(PageState.RETIRING):
-            return  # one that was put off stands elsewhere in the order; pages that retire are soon free
-        held = self._held()
-        least = min(held[req.tenant] for req in waiting)
-        firsts = [req for req in waiting if held[req.tenant] == least]
-        req, size = firsts[0], len(firsts[0].token_ids)
-        enough_pages = self.memory.pages_for(size) <= self.memory.available_pages - pages_kept
-        if len(firsts) == 1 and enough_pages and _is_below_share(req, held, size, self._capacity):
-            self.judged["below its share waits for input"] += 1
-            assert size > input_left, f"{req.rid} is below its share and waits beside a step with room for it"
-
-    def _held(self) -> Counter[str]:
-        return tokens_by_tenant([*self.batch.reqs, *self.leases.reqs])
-
-
 class JudgedDecode(DecodeScheduler):
     """The core of a decode worker. Each admission, refusal and resume is judged."""
 
@@ -531,7 +432,7 @@ class JudgedDecode(DecodeScheduler):
             self._judge_pages("a retracted request")
 
     def _is_below_share(self, req: Req, held: Counter[str]) -> bool:
-        return _is_below_share(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
+        return is_below_share(req, held, req.final_kv_len, self.memory.pool.total * self.memory.page_size)
 
     def _judge_slots(self, who: Req | str) -> None:
         left, kept = self._batch.free_slots, self._slots_below_share
@@ -581,17 +482,6 @@ class JudgedDecode(DecodeScheduler):
             assert memory.pages_for(tokens) > room, (
                 f"{req.rid} is below its share and refused for {room} pages"
             )
-
-
-def _is_below_share(req: Req, held: Counter[str], size: int, capacity: float) -> bool:
-    """Whether its tenant, with it, holds fewer tokens than another one.
-
-    With `size` for this request it must also stay within an even share of `capacity`, one share left over.
-    """
-    own = held[req.tenant]
-    others = [tokens for tenant, tokens in held.items() if tenant != req.tenant]
-    lighter = own + len(req.token_ids) < max(others, default=0)
-    return lighter and own + size <= capacity / (len(others) + 2)
 
 
 def _name(who: Req | str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from router.core.requests.sampling_group import PATIENCE_SECONDS
-from tests.simulation.judges.fairness import JudgedPrefill, PromptStart
+from tests.simulation.judges.prompts import JudgedPrefill, PromptStart
 from tests.simulation.scenarios.faults import NONSENSE, ROUTER_DRAINS
 from tests.simulation.scenarios.scenario import PlannedRequest, SimulationScenario
 

@@ -102,6 +102,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "shared.scheduling.prompt_queue": {
         "waiting prompts take turns": "least_served_first",
+        "those that have waited long go first": "aged_first",
         "prefill checks a command": "unsound",
     },
     # ---- decode ----

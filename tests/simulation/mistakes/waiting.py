@@ -178,6 +178,16 @@ MISTAKES: dict[str, Mistakes] = {
             "a worker keeps a request that does not run": _pause_by_any_worker
         },
     },
+    "ageing": {
+        "a policy starves those that it puts last": {
+            "those that have waited long go first": lambda _, ordered, _came_by: list(ordered)
+        },
+        "of those that have waited long the youngest goes first": {
+            "those that have waited long go first": lambda aged_first, ordered, came_by: sorted(
+                aged_first(ordered, came_by), key=lambda req: req.arrived_at > came_by or -req.sequence
+            )
+        },
+    },
     "waiting": {
         "as much is computed as prefill can, whatever decode takes": {
             "decode has enough in front of it": gives(frozenset())

@@ -89,6 +89,7 @@ class ScenarioSizes:
     overlap: bool = True
     launches_cost: bool = True  # as on a CPU; not on a GPU
     queue_policy: QueuePolicy = "fcfs"
+    ageing_seconds: float = 5.0
     radix_eviction_policy: EvictionPolicy = "lru"
     prefill_policy: PolicyName = "cache_aware"
     decode_policy: PolicyName = "total_tokens"

@@ -164,6 +164,11 @@ def short_share(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(short_share=share)
 
 
+def ageing(scenario: SimulationScenario) -> SimulationScenario:
+    """In most worlds prompts soon count as having waited for long; in a third nobody waits so long."""
+    return scenario.sized(ageing_seconds=scenario.random("ageing").choice((0.02, 0.2, 5.0)))
+
+
 def candidates(scenario: SimulationScenario) -> SimulationScenario:
     """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
     handful = scenario.random("candidates").choice((1, 2, 8, 8))
@@ -431,6 +436,7 @@ VARIATIONS: tuple[Variation, ...] = (
     launches,
     policies,
     short_share,
+    ageing,
     candidates,
     patience,
     without_max_tokens,  # before the crowd of `waits`: its requests stay small

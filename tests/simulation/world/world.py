@@ -21,8 +21,8 @@ from tests.simulation.adversaries import false_pauses
 from tests.simulation.adversaries.lies import Lie, Lies
 from tests.simulation.adversaries.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.adversaries.thief import Thief
-from tests.simulation.judges.fairness import JudgedPrefill
 from tests.simulation.judges.groups import prove_prompts_are_computed_once
+from tests.simulation.judges.prompts import JudgedPrefill
 from tests.simulation.judges.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.scenarios.faults import (
     FALSE_PAUSE,

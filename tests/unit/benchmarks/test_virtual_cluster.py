@@ -304,6 +304,12 @@ GATES = (
         occurred=(("together", "long", "requests"), ("together", "short", "requests")),
     ),
     Gate(
+        scenario="ageing",
+        size=ScenarioSize(length=0.5),
+        at_most=(("long_by_that_without", 0.4),),
+        occurred=(("never", "long", "requests"), ("5 s", "short", "requests")),
+    ),
+    Gate(
         scenario="drain_at_saturation",
         size=ScenarioSize(length=0.5),
         at_least=(("migrated_share", 0.95),),

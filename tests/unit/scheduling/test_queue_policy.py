@@ -10,6 +10,7 @@ from shared.scheduling.queue_policy import (
     QUEUE_POLICIES,
     InBatchPrefix,
     QueuePolicy,
+    aged_first,
     order_waiting,
 )
 from tests.unit.kv.lettered_pages import PAGE, cached, check, insert, new_cache, request
@@ -59,6 +60,17 @@ def test_every_policy_keeps_every_request_once_and_is_the_same_on_every_run(poli
     assert sorted(first) == [1, 2, 3, 4]
     assert _order(policy, _waiting()[::-1], cache) == first
     assert _order(policy, [], cache) == []
+
+
+@pytest.mark.parametrize("policy", QUEUE_POLICIES)
+def test_those_that_have_waited_long_go_first_whatever_the_policy(policy: QueuePolicy) -> None:
+    waiting = _waiting()
+    for req in waiting:
+        req.arrived_at = float(req.sequence)
+    ordered = order_waiting(policy, waiting, new_cache(), prefix_aware_queue_max=QUEUE_MAX)
+    young = [number for number in _arrivals(ordered) if number > 2]
+    assert _arrivals(aged_first(ordered, came_by=2.0)) == [1, 2, *young]
+    assert _arrivals(aged_first(ordered, came_by=0.5)) == _arrivals(ordered)
 
 
 @pytest.mark.parametrize("policy", QUEUE_POLICIES)
