@@ -7,5 +7,6 @@ The router core, both schedulers, the event loop and the drains are the real one
 nothing: a step takes a modelled time, a fetch takes bytes divided by a rate. So a run is deterministic in its seed, and
 its seconds do not depend on the machine. Python's own time is not in them; the router's is measured beside them.
 
-No oracle judges here: whether tokens are right is shown by tests/simulation.
+No oracle judges the scenarios: whether tokens are right is shown by tests/simulation, and by runs that ask for pages
+(`WorkerShape.oracle`).
 """

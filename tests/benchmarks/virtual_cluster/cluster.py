@@ -28,7 +28,7 @@ from tests.benchmarks.virtual_cluster.figures import (
 )
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
 from tests.benchmarks.virtual_cluster.router import VirtualRouter
-from tests.benchmarks.virtual_cluster.trace import DrawTrace, Trace
+from tests.benchmarks.virtual_cluster.trace import DrawTrace, Trace, TracedRequest
 from tests.benchmarks.virtual_cluster.worker import MODEL_NAME, VirtualWorker, WorkerShape
 from tests.simulation.world.timeline import Timeline, TimelineProcess
 
@@ -51,7 +51,14 @@ class ClusterShape:
     fabric: FabricSpeed = field(default_factory=FabricSpeed)
     faults: tuple[Callable[[VirtualCluster], None], ...] = ()  # each schedules what it does
     keeps_gaps: bool = False  # of every request, see `AnswerRecord.gaps`
+    judges_tokens: bool = False  # see `AnswerRecord.different`
+    # what a client asks when a request of its has ended, besides the trace; None: nothing more
+    follow_up: Callable[[AnswerRecord], TracedRequest | None] = lambda _: None
     end_seconds: float = 400.0  # after the last arrival; then the run is given up
+
+
+class RequestsHangError(RuntimeError):
+    """Some requests have no outcome long after the last one came."""
 
 
 class VirtualCluster:
@@ -69,15 +76,19 @@ class VirtualCluster:
         self.all_routers: list[VirtualRouter] = []
         self.records: list[AnswerRecord] = []
         self.recorder = RunRecorder(
-            counts_from=START_SECONDS + shape.warmup_seconds, counts_until=START_SECONDS + shape.seconds
+            counts_from=START_SECONDS + shape.warmup_seconds,
+            counts_until=START_SECONDS + shape.seconds,
+            judges_tokens=shape.judges_tokens,
+            on_ended=self._follow_up,
         )
         self.events: Counter[str] = Counter()  # what faults have done
         self._trace: Trace = shape.trace(random.Random(f"{seed} trace"))
         self._arriving = True
+        self._coming = 0  # requests that follow others
         self._turn = 0  # of the load balancer
 
     def run(self) -> None:
-        """Live until every request has ended; raises `RuntimeError` if some never do."""
+        """Live until every request has ended; raises `RequestsHangError` if some never do."""
         shape = self.shape
         for number in range(shape.prefill_workers):
             self.start_worker("prefill", f"prefill-{number}")
@@ -89,10 +100,10 @@ class VirtualCluster:
             fault(self)
         self._expect_next()
         end = START_SECONDS + shape.seconds + shape.end_seconds
-        while self._arriving or any(router.open for router in self.routers.values()):
+        while self._arriving or self._coming or any(router.open for router in self.routers.values()):
             if not self.timeline.advance() or self.timeline.now > end:
                 waiting = sum(len(router.open) for router in self.routers.values())
-                raise RuntimeError(f"{waiting} requests have not ended at {self.timeline.now:.1f} s")
+                raise RequestsHangError(f"{waiting} requests have not ended at {self.timeline.now:.1f} s")
 
     # ---- processes ----
 
@@ -144,20 +155,34 @@ class VirtualCluster:
         if traced is None:
             self._arriving = False
             return
-        at = START_SECONDS + traced.at
 
         def come() -> None:
             self._expect_next()
-            serving = [router for router in self.routers.values() if router.serving]
-            record = AnswerRecord(traced, at, gaps=array("f") if self.shape.keeps_gaps else None)
-            self.records.append(record)
-            if not serving:
-                record.disconnected = True
-                return
-            self._turn += 1
-            serving[self._turn % len(serving)].submit(record)
+            self._submit(traced)
 
-        self.timeline.at(at, come)
+        self.timeline.at(START_SECONDS + traced.at, come)
+
+    def _follow_up(self, record: AnswerRecord) -> None:
+        if (traced := self.shape.follow_up(record)) is None:
+            return
+        self._coming += 1
+
+        def come() -> None:
+            self._coming -= 1
+            self._submit(traced)
+
+        self.timeline.at(START_SECONDS + traced.at, come)
+
+    def _submit(self, traced: TracedRequest) -> None:
+        serving = [router for router in self.routers.values() if router.serving]
+        gaps = array("f") if self.shape.keeps_gaps else None
+        record = AnswerRecord(traced, START_SECONDS + traced.at, gaps=gaps)
+        self.records.append(record)
+        if not serving:
+            record.disconnected = True
+            return
+        self._turn += 1
+        serving[self._turn % len(serving)].submit(record)
 
     # ---- figures ----
 

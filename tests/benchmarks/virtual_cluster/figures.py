@@ -9,7 +9,7 @@ import hashlib
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from router.core.effects import Outcome, RequestAborted, RequestCompleted, RequestFailed
@@ -34,6 +34,8 @@ class AnswerRecord:
     last: float = 0.0
     pause: float = 0.0  # the longest time between two tokens
     gaps: array[float] | None = None  # from each token to the next, where a run asks for them
+    expected: tuple[int, ...] | None = None  # its text, where a run judges tokens
+    different: int = 0  # tokens that are not those of its text, in their order; then also those that lack
     outcome: Outcome | None = None
     disconnected: bool = False  # its router ended first
     ended_at: float = 0.0  # of the timeline
@@ -86,11 +88,16 @@ class RunRecorder:
 
     counts_from: float  # seconds of the timeline: tokens between the two count for the goodput
     counts_until: float
+    judges_tokens: bool = False
+    on_ended: Callable[[AnswerRecord], None] = lambda _: None
     gaps: GapHistogram = field(default_factory=GapHistogram)
     tokens_by_second: Counter[int] = field(default_factory=Counter)
 
-    def tokens(self, record: AnswerRecord, now: float, count: int) -> None:
-        """A request has got `count` tokens at once."""
+    def tokens(self, record: AnswerRecord, now: float, index: int, token_ids: tuple[int, ...]) -> None:
+        """A request has got tokens at once; `index` of them were before."""
+        if self.judges_tokens:
+            _judge(record, index, token_ids)
+        count = len(token_ids)
         after = now - record.arrived_at
         if record.tokens == 0:
             record.first = after
@@ -110,6 +117,23 @@ class RunRecorder:
         self.tokens_by_second[int(now)] += count
         if self.counts_from <= now < self.counts_until:
             record.tokens_counted += count
+
+    def ended(self, record: AnswerRecord, outcome: Outcome, now: float) -> None:
+        """A request has its outcome."""
+        record.outcome = outcome
+        record.ended_at = now
+        if self.judges_tokens and record.completed:
+            record.different += len(record.traced.output()) - record.tokens
+        record.expected = None
+        self.on_ended(record)
+
+
+def _judge(record: AnswerRecord, index: int, token_ids: tuple[int, ...]) -> None:
+    record.expected = record.expected or record.traced.output()
+    expected = record.expected[record.tokens : record.tokens + len(token_ids)]
+    if index != record.tokens or token_ids != expected:
+        right = sum(one == other for one, other in zip(token_ids, expected, strict=False))
+        record.different += max(1, len(token_ids) - right)
 
 
 Figures = dict[str, object]

@@ -152,16 +152,14 @@ class VirtualRouter:
         self.notes[note.event] += 1
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
-        del index, logprobs
-        self._recorder.tokens(self.open[rid], self.process.now, len(token_ids))
+        del logprobs
+        self._recorder.tokens(self.open[rid], self.process.now, index, token_ids)
 
     def scored(self, rid: str, logprobs: Logprobs) -> None:
         raise AssertionError(f"{rid} did not ask for {len(logprobs)} scores")
 
     def ended(self, rid: str, outcome: Outcome) -> None:
-        record = self.open.pop(rid)
-        record.outcome = outcome
-        record.ended_at = self.process.now
+        self._recorder.ended(self.open.pop(rid), outcome, self.process.now)
 
     def end_session(self, peer: str, reason: str) -> None:
         """The workers here are in order."""

@@ -6,6 +6,7 @@ that it waits for has completed.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,6 +24,8 @@ from shared.wire.messages import UNDERSTOOD, Hello, Limits, Message, WorkerRole
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, VOCAB_SIZE, StepTimes, VirtualDevice
 from tests.benchmarks.virtual_cluster.fabric import VirtualFabric, VirtualFetcher
 from tests.benchmarks.virtual_cluster.network import VirtualNetwork
+from tests.benchmarks.virtual_cluster.oracle import TimedOracle
+from tests.simulation.oracle.device import Pages, Speed
 from tests.simulation.world.fabric import FabricWords
 from tests.simulation.world.timeline import TimelineProcess
 
@@ -42,11 +45,17 @@ class WorkerShape:
     page_bytes: int = 1_800_000
     host_share: float = 0.25  # pages in host memory for each of the pool
     times: StepTimes = field(default_factory=StepTimes)
+    oracle: bool = False  # the device computes the oracle's model on pages that it has
 
     @property
     def pages(self) -> int:
         """Of the pool."""
         return self.pool_tokens // self.config.page_size
+
+    @property
+    def host_pages(self) -> int:
+        """Pages in host memory."""
+        return int(self.pages * self.host_share)
 
 
 class UncheckedPrefill(PrefillScheduler):
@@ -80,12 +89,17 @@ class VirtualWorker:
         self.hello = _hello(uid, epoch, shape)
         self.notes: list[Note] = []
         self._network = network
-        self.device = VirtualDevice(process=process, times=shape.times, on_copied=self._wake)
+        self.device = self._device(epoch)
         holder = Holder(uid, epoch, agent_name(uid, epoch), b"", 0, shape.page_bytes, 0)
         config = shape.config
         leases = config.leases_max if isinstance(config, PrefillConfig) else config.max_running_requests
         self.fetcher = VirtualFetcher(
-            fabric, process, holder, FabricWords(process, leases, count(1).__next__), on_event=self._wake
+            fabric,
+            process,
+            holder,
+            FabricWords(process, leases, count(1).__next__),
+            on_event=self._wake,
+            pages=self.device.pages if isinstance(self.device, TimedOracle) else None,
         )
         fabric.fetchers[holder.agent] = self.fetcher
         self.scheduler = _scheduler(shape, self.fetcher)
@@ -100,6 +114,21 @@ class VirtualWorker:
         self._turn_at: float | None = None  # when the next begins; None while one is under way
         network.add(self)
         self._turn(process.now)
+
+    def _device(self, epoch: int) -> VirtualDevice | TimedOracle:
+        shape = self.shape
+        if not shape.oracle:
+            return VirtualDevice(process=self.process, times=shape.times, on_copied=self._wake)
+        page_size = shape.config.page_size
+        return TimedOracle(
+            process=self.process,
+            pages=Pages(shape.pages, page_size, salt=epoch),
+            host_pages=Pages(shape.host_pages, page_size, salt=epoch + 1),
+            speed=Speed(copied_page=shape.times.copied_page),
+            rng=random.Random(epoch),
+            on_copied=self._wake,
+            times=shape.times,
+        )
 
     # ---- as the loop and the network see it ----
 
@@ -226,7 +255,7 @@ def _scheduler(shape: WorkerShape, fetcher: VirtualFetcher) -> PrefillScheduler 
     return UncheckedDecode(
         config,
         pages=shape.pages,
-        host_pages=int(shape.pages * shape.host_share),
+        host_pages=shape.host_pages,
         context_len=shape.context_len,
         holder=fetcher.holder,
         words=fetcher.words,

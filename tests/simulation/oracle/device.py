@@ -121,13 +121,17 @@ class OracleDevice:
         extend = tuple(
             ExtendRow(r.slot, tuple(r.token_ids), r.start, r.samples, tuple(r.scores)) for r in batch.extend
         )
-        seconds = 0.0001 if batch.mode is ForwardMode.PREBUILT else self.speed.step
-        seconds += self.speed.token * sum(len(row.token_ids) for row in extend)
-        seconds *= 1 + self.speed.jitter * self.rng.uniform(-1, 1)
+        seconds = self.seconds_of(batch)
         self._busy_until = max(self._busy_until, self.process.now) + seconds
         step = Step(batch, extend, tuple(batch.decode_slots), self._busy_until, seconds)
         self._steps.append(step)
         self.process.at(step.completes_at, lambda: self._complete(step.batch.step))
+
+    def seconds_of(self, batch: ScheduleBatch) -> float:
+        """How long a step takes that is launched now."""
+        seconds = 0.0001 if batch.mode is ForwardMode.PREBUILT else self.speed.step
+        seconds += self.speed.token * sum(len(row.token_ids) for row in batch.extend)
+        return seconds * (1 + self.speed.jitter * self.rng.uniform(-1, 1))
 
     def completes_at(self, step: int) -> float:
         """When a step that was not waited for yet completes (seconds), if the process is not frozen."""
