@@ -311,7 +311,8 @@ class RouterConfig(ProcessConfig):
     )
     losses_max: PositiveInt = Field(
         default=3,
-        description="Workers that one request may lose before it fails. A request that kills workers cannot kill all.",
+        description="Workers that one request may lose before it fails, with fewer than 32 tokens between a loss and "
+        "the next. A request that kills workers cannot kill all.",
     )
     loss_seconds: Seconds = Field(
         default=1.0,

@@ -20,6 +20,7 @@ from router.placement_policies import Need
 from shared.wire.baton import Baton
 from shared.wire.messages import FinishReason
 
+FORGIVING_TOKENS = 32  # since the last loss: what is computed so far did not kill that worker
 VISITS_MAX = 32  # placements shown by /debug: the last ones of a request that is refused again and again
 
 
@@ -56,6 +57,7 @@ class LiveRequest:
     attempt: int = 1
     losses: int = 0  # events that cost it a worker, see `count_loss`
     lost_at: float = -math.inf  # when the last of them began
+    lost_len: int = 0  # tokens of the output then
     rests_until: float = -math.inf  # it is placed nowhere before
     output: list[int] = field(default_factory=list)  # delivered, across attempts
     scored_len: int = 1  # tokens of the prompt whose logprobs need not come any more; the first has none
@@ -68,9 +70,7 @@ class LiveRequest:
     kv_group: KvGroup = ("", "")  # of the prefill worker of this attempt
     model: str = ""  # fingerprint of the worker that sampled the first token
     determinism: str = ""
-    avoided: tuple[
-        str, ...
-    ] = ()  # peers that lost an attempt; at most two for each of losses_max, and one more
+    avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most two for each loss, and one more
     unread_by: tuple[str, ...] = ()  # peers that could not fetch its pages from their present holder
     rerouted: bool = False  # it was computed again because nobody could fetch its pages; that is no loss once
     joined: bool = False  # the decode worker of this attempt has the pages
@@ -121,8 +121,12 @@ class LiveRequest:
         """Count the loss of a worker. Workers that die together are one loss, and the second makes the request rest.
 
         So a request that meets one worker after another that is just dying keeps its attempts, and one that kills
-        its workers takes at most two with each loss that counts.
+        its workers takes at most two with each loss that counts. A stream that has come far since its last loss has
+        not killed that worker by what it is, and its losses are counted anew: a long one outlives many workers.
         """
+        if len(self.output) - self.lost_len >= FORGIVING_TOKENS:
+            self.losses, self.avoided = 0, ()
+        self.lost_len = len(self.output)
         self.avoided += (peer,)
         if now - self.lost_at < event_seconds:
             self.rests_until = self.lost_at + event_seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from router.core.effects import RequestCompleted, RequestFailed, Usage
+from router.core.requests.live_request import FORGIVING_TOKENS
 from shared.links.events import Received
 from shared.wire.messages import Cancel, Decode, Draining, Prefill, Prefilled, Release
 from tests.unit.router.deployment import ScriptedDeployment, baton, decoding, request
@@ -100,6 +101,33 @@ def test_a_request_that_kills_at_once_whatever_takes_it_cannot_kill_all() -> Non
     assert isinstance(outcome, RequestFailed)
     assert (outcome.status, outcome.code) == (500, "attempts_exhausted")
     assert len(world.core.fleet.of_role("prefill")) == 9 - 5
+
+
+def stream_that_loses(tokens: int, losses: int) -> ScriptedDeployment:
+    """A stream whose workers die one after the other, each when it has had so many tokens there."""
+    world = ScriptedDeployment(1, losses + 1, losses_max=2, loss_seconds=LOSS_SECONDS)
+    world.submit(request("r", max_new_tokens=1_000))
+    for attempt in range(1, losses + 1):
+        index = (attempt - 1) * tokens
+        world.prefilled("p0", "r", 10, attempt=attempt, index=index)
+        decode = world.placed(Decode, "r") or "nowhere"
+        world.generated(decode, "r", index + 1, *range(tokens - 1), attempt=attempt)
+        world.wait(LOSS_SECONDS)
+        world.down(decode)
+    return world
+
+
+def test_a_long_stream_outlives_any_number_of_workers() -> None:
+    world = stream_that_loses(FORGIVING_TOKENS, 8)
+    assert world.outcome("r") is None
+    assert len(world.output("r")) == 8 * FORGIVING_TOKENS
+    assert world.core.counters.continuations == Counter(lost_decode=8)
+
+
+def test_a_stream_that_comes_no_further_ends_with_its_losses() -> None:
+    outcome = stream_that_loses(FORGIVING_TOKENS - 1, 2).outcome("r")
+    assert isinstance(outcome, RequestFailed)
+    assert outcome.code == "attempts_exhausted"
 
 
 def test_a_request_that_rests_holds_nobody_up() -> None:
