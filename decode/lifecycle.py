@@ -135,6 +135,7 @@ TRANSITIONS: StateTable[DecodeState, DecodeEvent] = StateTable(
         _S.EXTENDING: {
             _E.RECOMPUTED: _S.JOINING,
             _E.COMPUTED: _S.JOINING,
+            _E.LEASED: _S.LEASED,
             _E.PUT_BACK: _S.REFUSED,
             _E.FINISHED: _S.FINISHED,
             _E.FAILED: _S.FAILED,

@@ -2,9 +2,11 @@
 
     Migrate ─► running ─► migrating (its step in flight settles) ─► leased, `Migrating` is sent
                               └─ may still finish
+            ─► extending (its first token settles) ─► leased, `Prefilled` is sent with a baton
 
 `Migrate` may come while the pages of a request are being fetched or restored: it then migrates as soon as it runs. One
-that ends by length with the step in flight, or is cancelled, never migrates.
+whose prompt is computed here leaves with its first token, and has no row here. One that ends by length with the step in
+flight, or is cancelled, never migrates.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from shared.batch.req import Req
 from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseTable
 from shared.scheduling.request_states import RequestStates
+from shared.wire.baton import Baton
 from shared.wire.messages import Migrating
 
 
@@ -46,6 +49,16 @@ class Migrations:
     def without_pages(self) -> list[Req]:
         """Requests to migrate that would have to be computed again first: another worker had better do so."""
         return [req for req in self._asked if req.state in (DecodeState.QUEUED, DecodeState.EXTENDING)]
+
+    def hand_over(self, req: Req, now: float) -> Baton | None:
+        """Lease the pages of a prompt whose first token has settled; None: it is not to leave, or no word is free."""
+        if req not in self._asked or self.leases.free <= len(self.settling):
+            return None
+        self._asked.remove(req)
+        baton = self.leases.grant(req, now)
+        self.states.advance(req, DecodeEvent.LEASED)
+        self.counters.migrations += 1
+        return baton
 
     def start(self) -> None:
         """Take the requests to migrate out of the batch, at most as many as there are free lease words."""

@@ -8,6 +8,7 @@ A request's way through a decode worker (`decode/lifecycle.py` has every state a
                                                        └─► migrating ─► leased ─► released
                                                            └───(migration)───┘
     Serve ─► waiting ─► extending ─► joining ─► …      its prompt is computed here (local_prompts)
+                                  └► leased ─► released          it goes on elsewhere (migration)
 
 A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its request
 ended is discarded, and the pages that an ended request held are retired, not freed. Requests whose pages have landed
@@ -420,13 +421,16 @@ class DecodeScheduler:
             self._begin_stream(req, sampled.token_ids[row], sampled.logprobs.get(row), now)
 
     def _begin_stream(self, req: Req, token_id: int, logprobs: TokenLogprobs | None, now: float) -> None:
-        """The first token of a prompt is sampled: tell it, and go on, or end here."""
+        """The first token of a prompt is sampled: tell it, and go on, here or elsewhere, or end."""
         req.token_ids.append(token_id)
         req.sent_len = len(req.token_ids)
         finish = req.finish_reason(self._eos_token_ids)
-        self._effects.append(Send(req.router, prefilled(req, token_id, logprobs, finish, now)))
+        baton = None if finish else self._migrations.hand_over(req, now)
+        self._effects.append(Send(req.router, prefilled(req, token_id, logprobs, finish, now, baton)))
         if finish:
             self._endings.end_finished(req, now)
+        elif baton is not None:
+            self._endings.forget(req)
         else:
             self.states.advance(req, DecodeEvent.COMPUTED)
             self._join_again(req)

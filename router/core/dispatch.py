@@ -326,7 +326,10 @@ class RouterCore:
         """To a decode worker, prompt and all."""
         self.counters.local_prompts[why] += 1
         self.fleet.mark_chosen(choice.worker)
+        packs = self._packs_streams(besides=1)
         self._requests.serve(live, choice, now)
+        if packs:
+            self._ask_to_leave(live, now)
         return True
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
@@ -474,20 +477,25 @@ class RouterCore:
         begun, self._requests.begun_whole = self._requests.begun_whole, []
         for live in begun if begun and self._packs_streams() else ():
             if live.state is RequestState.DECODING and live.joined and live.target is None:
-                live.refresh_need()
-                choice = self._stream_packing.place_elsewhere(live, now)
-                if choice is not None:
-                    self.counters.moved_streams += 1
-                    self._requests.request_migration(live, choice)
+                self._ask_to_leave(live, now)
 
-    def _packs_streams(self) -> bool:
-        return self._stream_packing.is_wanted(prompts_wait=len(self._reservations.waiting) > 0)
+    def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
+        """If another decode worker has more streams and room, this one goes on there; at once, or once it has begun."""
+        live.refresh_need()
+        choice = self._stream_packing.place_elsewhere(live, now)
+        if choice is not None:
+            self.counters.moved_streams += 1
+            self._requests.request_migration(live, choice)
+
+    def _packs_streams(self, besides: int = 0) -> bool:
+        """Whether streams are packed onto few workers, since prompts wait besides so many."""
+        return self._stream_packing.is_wanted(prompts_wait=len(self._reservations.waiting) > besides)
 
     def _request_migrations(self, now: float) -> None:
         """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
         for worker in [worker for worker in self.fleet.of_role("decode") if worker.draining]:
             for live in [self._requests.live[rid] for rid in worker.assigned]:
-                if live.joined and live.target is None:
+                if (live.joined or live.state is RequestState.EXTENDING) and live.target is None:
                     live.refresh_need()
                     choice, _ = self._reader(live, now)
                     if choice is not None:

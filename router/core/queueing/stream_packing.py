@@ -3,10 +3,11 @@
 A step with rows that decode reads all weights, and so does the pass of a prompt beside them. Where the time between two
 tokens is short, little of a step is left for prompts, and a worker without streams computes several times as many. So
 while prompts wait and some decode worker has less than `SCARCE` of its time for them, streams go to the worker that has
-most of them and room for one more, and a stream whose prompt a decode worker has just computed leaves it for that one,
-if that one has as many. Without prompts that wait the policy of decode spreads them.
+most of them and room for one more, and a stream whose prompt a decode worker computes leaves it for that one, if that
+one has as many. Without prompts that wait the policy of decode spreads them.
 
-With `local_prefill: short` alone. A stream moves once, right behind its first token, as if prefill had computed it.
+With `local_prefill: short` alone. A stream moves once, with its first token, as if prefill had computed it: its worker
+is asked while it computes the prompt, or right behind the first token.
 """
 
 from __future__ import annotations
@@ -48,12 +49,13 @@ class StreamPacking:
         return Placement(best, f"prompts wait, and it has most streams: {_streams(best)}", "packed")
 
     def place_elsewhere(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
-        """The worker to which a stream goes that has its first token; None: it stays where its prompt was computed."""
+        """The worker to which a stream goes behind its first token; None: it stays where its prompt is computed."""
         here = live.worker
         choice = self.place(live, placement.decode_workers(live.need, self._fleet), now)
-        if choice is None or here is None or _streams(choice.worker) < _streams(here):
+        if choice is None or here is None:
             return None
-        return choice
+        with_it = _streams(here) + (live.rid in here.extending)
+        return choice if _streams(choice.worker) >= with_it else None
 
 
 def _streams(worker: Worker) -> int:

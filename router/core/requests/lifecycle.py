@@ -68,6 +68,7 @@ TRANSITIONS = StateTable[RequestState, RequestEvent](
         },
         RequestState.EXTENDING: {
             RequestEvent.PREFILLED: RequestState.DECODING,
+            RequestEvent.MIGRATING: RequestState.READY,
             RequestEvent.NO_ROOM: RequestState.WAITING,
             RequestEvent.LOST: RequestState.WAITING,
             RequestEvent.FINISHED: RequestState.FINISHED,

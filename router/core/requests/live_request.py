@@ -160,7 +160,7 @@ class LiveRequest:
             tokens_max=len(request.token_ids) + request.params.max_new_tokens,
             blocks=self.blocks,
             session=request.session,
-            model=self.model,
+            model=self.model or (self.worker.hello.model if self.worker is not None else ""),
             kv_format=self._kv_format(),
             determinism=self.determinism,
             avoided=self.avoided,

@@ -11,7 +11,7 @@ together in these steps and nowhere else, so that nothing stays behind (all but 
     decoding     -          renew, while leased    decode              prefill, until the pages have arrived
 
 `wait` ends with the first token, and `gone` is set only while no worker could continue the stream. A request that
-migrates goes from decoding to ready once more: then its decode worker is the holder. `dispatch` and
+migrates goes from decoding or extending to ready: then its decode worker is the holder. `dispatch` and
 `worker_replies` decide which step is taken.
 """
 
@@ -163,19 +163,19 @@ class RequestTable:
 
     def hold(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """prefilling → ready: the pages lie on the prefill worker."""
-        assert live.worker is not None, live.rid
-        hello = live.worker.hello
-        live.model, live.determinism = hello.model, live.determinism or hello.determinism
         self._become_ready(live, baton, RequestEvent.PREFILLED, now)
 
     def request_migration(self, live: LiveRequest, choice: Placement[Worker]) -> None:
-        """Another decode worker has room: reserve it, and ask the present one to lease the pages."""
+        """Another decode worker has room: reserve it, and ask the present one to lease the pages.
+
+        One that still computes the prompt leases them with the first token.
+        """
         assert live.worker is not None, live.rid
         self.reservations.reserve_target(live, choice.worker)
         self.reservations.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
-        """decoding → ready: the decode worker leases the pages; the worker that fetches them is chosen anew."""
+        """decoding or extending → ready: the decode worker leases the pages; who fetches them is chosen anew."""
         live.migrating, live.held_up_by = True, "moved"
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
@@ -409,6 +409,7 @@ class RequestTable:
         """Make a request ready: its worker has computed its part and leases the pages; the lease must be renewed."""
         worker = live.worker
         assert worker is not None, live.rid
+        live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, event, now, worker.peer)
         self.reservations.unassign(live)
         self.reservations.hold_lease(live, worker, baton, now)

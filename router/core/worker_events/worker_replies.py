@@ -145,9 +145,6 @@ class WorkerReplies:
         if _exceeds(live, message):
             self._lost(live, worker, "surplus", now)
             return
-        if live.state is RequestState.EXTENDING and message.baton is not None:
-            self._lost(live, worker, "baton", now)
-            return
         output_len = message.index + len(message.token_ids)
         if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
@@ -166,6 +163,8 @@ class WorkerReplies:
         reason = message.finish or live.finish_reason()
         if reason is not None:
             self._complete(live, worker, reason, now, worker_has_released=message.baton is None)
+        elif live.state is RequestState.EXTENDING and message.baton is not None:
+            self._requests.migrate(live, message.baton, now)
         elif live.state is RequestState.EXTENDING:
             self._requests.go_on(live, now)
         elif message.baton is None:

@@ -39,6 +39,22 @@ def _never_back() -> Instead:
     return {"who computes a prompt": way}
 
 
+def _not_leased(hand_over: Any, migrations: Any, req: Any, now: float) -> Any:
+    baton = hand_over(migrations, req, now)
+    if baton is not None:
+        migrations.memory.release(req)
+    return baton
+
+
+def _a_token_long(hand_over: Any, migrations: Any, req: Any, now: float) -> Any:
+    """The first token has a place in the pages, as if a step had computed its KV."""
+    req.kv_len += 1
+    baton = hand_over(migrations, req, now)
+    if baton is None:
+        req.kv_len -= 1
+    return baton
+
+
 def _left(prompts: Any) -> list[Any]:
     return [each for each in prompts.in_order if each.req.launched_len < each.end]
 
@@ -61,6 +77,8 @@ MISTAKES: dict[str, Mistakes] = {
                 "no_prefill" if get(parts, "some decode worker computes")(live) else "prefill"
             )
         },
+        "the pages of a prompt that leaves decode are free at once": {"a prompt is handed over": _not_leased},
+        "a prompt that leaves decode has KV of its first token": {"a prompt is handed over": _a_token_long},
         "a router does not hear that prefill is back": _never_back,
         "what waits at prefill counts for nothing": {
             "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (

@@ -20,6 +20,7 @@ from shared.wire.messages import (
     Migrating,
     Prefilled,
     Refused,
+    Release,
     Serve,
 )
 from tests.unit.decode.bench import DecodeBench
@@ -224,12 +225,57 @@ def test_a_tenant_below_its_share_is_not_put_back_for_streams_of_one_that_holds_
 def test_it_migrates_by_its_pages_once_it_has_its_first_token() -> None:
     bench = bench_with()
     bench.send(serve("r", prompt(20), 20))
-    bench.turn(2)
+    bench.run_until(lambda: bool(bench.said(Prefilled)))
     bench.send(Migrate("r", 1))
     bench.run_until(lambda: bool(bench.said(Migrating)))
     [migrating] = bench.said(Migrating)
     assert len(bench.said(Prefilled)) == 1
     assert migrating.baton.kv_len == 20 + migrating.output_len - 1
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_it_leaves_with_its_first_token_if_it_is_asked_for_before(overlap: bool) -> None:
+    bench = bench_with(overlap=overlap)
+    bench.device.answers[1] = (50,)
+    bench.send(decode("s", prompt(8, 2), 30))
+    bench.send(serve("r", prompt(20), 20))
+    bench.turn(2)
+    bench.send(Migrate("r", 1))
+    bench.run_until(lambda: bool(bench.said(Prefilled)))
+    [first] = bench.said(Prefilled)
+    assert first.baton is not None
+    assert (first.token_ids, first.finish, first.baton.kv_len) == ((50,), None, 20)
+    assert bench.said(Migrating) == []
+    assert bench.core.leases_held == 1
+    bench.run_until(lambda: bench.core.slots_used == 0)
+    assert bench.tokens("r") == [], "it decodes nothing here"
+    bench.send(Release("r", 1))
+    bench.run()
+    assert bench.holds_nothing
+
+
+def test_one_that_ends_with_its_first_token_leaves_nothing_behind() -> None:
+    bench = bench_with()
+    bench.send(serve("r", prompt(20), 1))
+    bench.turn(1)
+    bench.send(Migrate("r", 1))
+    bench.run()
+    assert [(each.baton, each.finish) for each in bench.said(Prefilled)] == [(None, "length")]
+    assert bench.holds_nothing
+
+
+def test_one_without_a_lease_word_goes_on_here_until_there_is_one() -> None:
+    bench = bench_with(words=1)
+    for number, rid in enumerate("ab"):
+        bench.send(serve(rid, prompt(20, number), 20, seed=number))
+        bench.turn(1)
+        bench.send(Migrate(rid, 1))
+    bench.run_until(lambda: len(bench.said(Prefilled)) == 2)
+    a, b = bench.said(Prefilled)
+    assert (a.baton is None, b.baton is None) == (False, True)
+    bench.send(Release("a", 1))
+    bench.run_until(lambda: bool(bench.said(Migrating)))
+    assert bench.said(Migrating)[0].rid == "b"
 
 
 def test_its_load_tells_what_waits_to_be_computed() -> None:

@@ -8,7 +8,17 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
-from shared.wire.messages import Cancel, Decode, Draining, Joined, Migrate, Prefill, Prefilled, Serve
+from shared.wire.messages import (
+    Cancel,
+    Decode,
+    Draining,
+    Joined,
+    Migrate,
+    Prefill,
+    Prefilled,
+    Release,
+    Serve,
+)
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
@@ -245,18 +255,33 @@ def test_a_stream_that_was_served_whole_migrates_by_its_pages() -> None:
     assert peer is not None
     worker = world.core.fleet.workers[peer]
     world.say(peer, Draining())
-    assert world.sent(Migrate) == []  # it has no pages to give yet
+    assert [each.rid for _, each in world.sent(Migrate)] == ["r"]
     begun(world, "r", peer=peer)
     assert worker.draining
-    assert [each.rid for _, each in world.sent(Migrate)] == ["r"]
+    assert len(world.sent(Migrate)) == 1, "it was asked while it computed the prompt"
     world.migrating(peer, "r", 1)
     assert world.placed(Decode, "r") not in (None, peer)
 
 
-def test_a_baton_in_the_answer_is_not_believed() -> None:
+def test_a_stream_leaves_with_its_first_token_where_its_worker_was_asked_before() -> None:
+    world = deployment(decode=2)
+    world.submit(request("r"))
+    peer = world.placed(Serve, "r")
+    assert peer is not None
+    world.say(peer, Draining())
+    world.say(peer, Prefilled("r", 1, 0, (10,), baton("r", 1, 3, peer)))
+    assert world.output("r") == [10]
+    other = world.placed(Decode, "r")
+    assert other not in (None, peer)
+    world.say(other, Joined("r", 1, 4096, 0, 0.01))
+    assert world.sent(Release, "r")[0][0] == peer
+    assert world.core.counters.migrations["migrated"] == 1
+
+
+def test_pages_that_cannot_be_its_own_are_not_believed() -> None:
     world = deployment()
     world.submit(request("r"))
-    world.say("d0", Prefilled("r", 1, 0, (10,), baton("r", 1, 3, "d0")))
+    world.say("d0", Prefilled("r", 1, 0, (10,), baton("r", 1, 99, "d0")))
     assert world.output("r") == []
     assert [each.attempt for _, each in world.sent(Serve, "r")] == [1, 2]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from shared.wire.messages import Decode, Joined, Migrate, Prefilled, Serve
-from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
 LONG = tuple(range(1, 100))
@@ -70,6 +70,20 @@ def test_it_stays_where_the_others_have_fewer_streams_or_no_room() -> None:
     world.submit(request("r"))
     assert begun(world, "r") == "d1"
     assert world.sent(Migrate) == []
+
+
+def test_a_worker_is_asked_for_the_stream_while_it_computes_the_prompt() -> None:
+    world = deployment()
+    world.loaded("d1", queued_tokens=20, extend_rate=100.0, extend_rate_alone=100.0)
+    world.submit(request("r"))
+    here = world.placed(Serve, "r")
+    assert here == "d2"
+    assert world.sent(Migrate, "r") == [("d2", Migrate("r", 1))]
+    assert "r" in world.core.fleet.workers["d0"].reserved
+    world.say("d2", Prefilled("r", 1, 0, (10,), baton("r", 1, 3, "d2")))
+    assert world.placed(Decode, "r") == "d0"
+    assert world.core.fleet.workers["d0"].reserved == {}
+    assert len(world.sent(Migrate, "r")) == 1
 
 
 def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:

@@ -12,7 +12,8 @@ PATHS = {  # what must be possible, written down apart from the table
     RequestState.WAITING: "Placed:prefilling PlacedWhole:extending Stopped:finished Cancelled:cancelled Expired:failed",
     RequestState.PREFILLING: "Prefilled:ready NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
-    RequestState.EXTENDING: "Prefilled:decoding NoRoom:waiting Lost:waiting Finished:finished Rejected:failed "
+    RequestState.EXTENDING: "Prefilled:decoding Migrating:ready NoRoom:waiting Lost:waiting Finished:finished "
+    "Rejected:failed "
     "Stopped:finished Cancelled:cancelled Expired:failed Exhausted:failed",
     RequestState.READY: "Placed:decoding LeaseEnded:waiting Lost:waiting Finished:finished Stopped:finished "
     "Cancelled:cancelled Expired:failed Exhausted:failed",
