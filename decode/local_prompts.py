@@ -110,14 +110,7 @@ class LocalPrompts:
         """How fast prompts are computed here beside so many rows that decode."""
         if not self.enabled:
             return ExtendRate()
-        tokens = chunk_tokens(
-            self.cost,
-            rows=decode_rows,
-            position=0,
-            bound_seconds=self._bound_seconds(decode_rows),
-            page_size=self.memory.page_size,
-            tokens_max=self.tokens_max,
-        )
+        tokens = self._fitting(decode_rows, self._bound_seconds(decode_rows))
         return self.cost.extend_rate(decode_rows, tokens, 1 if self._fits_each(decode_rows) else SPARSE_STEPS)
 
     def start(self, req: Req, *, samples: bool) -> None:
@@ -141,6 +134,8 @@ class LocalPrompts:
         if not self._fits_each(decode_rows) and self._without < SPARSE_STEPS - 1:
             self._without += 1
             return (), ()
+        if self._without:
+            self.cost.least.doubt()
         self._without = 0
         extends = self._chunks(decode_rows)
         joins, rows = list[SlotJoin](), list[ExtendRow]()
@@ -246,7 +241,20 @@ class LocalPrompts:
     def _fits_each(self, decode_rows: int) -> bool:
         """Whether each step beside so many rows has time for a pass, however small."""
         left = self.itl_target_seconds - self.cost.decode_seconds(decode_rows)
-        return not decode_rows or left >= self.cost.least_seconds
+        return not decode_rows or left >= self.cost.least.of(
+            self._fitting(decode_rows, self.itl_target_seconds)
+        )
+
+    def _fitting(self, decode_rows: int, bound_seconds: float) -> int:
+        """Tokens of a prompt, from its first on, that the fit says a step of so many seconds can take."""
+        return chunk_tokens(
+            self.cost,
+            rows=decode_rows,
+            position=0,
+            bound_seconds=bound_seconds,
+            page_size=self.memory.page_size,
+            tokens_max=self.tokens_max,
+        )
 
     def _bound_seconds(self, decode_rows: int) -> float:
         """What a step may take that computes some of a prompt."""

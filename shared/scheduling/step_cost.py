@@ -19,8 +19,12 @@ from typing import NamedTuple
 
 DECODE_STEPS = 32  # of a bucket, that its average remembers
 EXTEND_STEPS = 200  # that the fit remembers
+LEAST_TOKENS, LEAST_WEIGHT = (
+    2,
+    0.5,
+)  # times the fewest tokens that tell what the least pass takes; how much it tells
+LEAST_KEPT = 0.97  # of what it takes, where it is not tried
 HICCUP = 8  # times what was expected: no step teaches more
-LEAST_FALLS, LEAST_RISES = 0.5, 0.01  # how far `least_seconds` goes to a pass that took less, or more
 _RIDGE = (1e-6, 0.0, 1e-6)  # of each column's own sum of squares: what is not told apart goes to `e0`
 
 Vector = list[float]
@@ -45,6 +49,33 @@ class ExtendRate(NamedTuple):
     position_seconds: float = 0.0  # that a token takes longer for each token before it
 
 
+class LeastPass:
+    """What a pass of EXTEND takes however few its tokens: a GPU reads all weights for one, too.
+
+    The fit does not show it, for passes that compute for longer than they read are on a line through 0. A pass teaches
+    if it took less than what is known, or has about as few tokens as the smallest that did.
+    """
+
+    def __init__(self) -> None:
+        self._seconds, self._tokens = 0.0, 0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Learn from a pass."""
+        if not self._tokens:
+            self._seconds, self._tokens = seconds, tokens
+        elif seconds < self._seconds or tokens <= LEAST_TOKENS * self._tokens:
+            self._seconds += (seconds - self._seconds) * LEAST_WEIGHT
+            self._tokens = min(self._tokens, tokens)
+
+    def of(self, tokens: int) -> float:
+        """Seconds of a pass of so many tokens at least; 0.0 where none of so few was seen."""
+        return self._seconds if self._tokens <= tokens else 0.0
+
+    def doubt(self) -> None:
+        """Such passes are not tried any more: in the end one is, for they may have got faster."""
+        self._seconds *= LEAST_KEPT
+
+
 class StepCost:
     """The costs of one device."""
 
@@ -53,7 +84,7 @@ class StepCost:
         self._squares = [[0.0] * 3 for _ in range(3)]
         self._moments = [0.0] * 3
         self._fit: ExtendCost | None = None  # until another step is observed
-        self.least_seconds = 0.0  # of a pass, however few its tokens: a GPU reads all weights for one, too
+        self.least = LeastPass()
 
     def observe_decode(self, rows: int, seconds: float) -> None:
         """Learn from a step of DECODE. One whose seconds are not known, 0.0, teaches nothing."""
@@ -76,8 +107,7 @@ class StepCost:
         step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
         if (known := self.extend) is not None:  # a process that stood still has not told what tokens cost
             beyond = min(beyond, HICCUP * (known.fixed + known.token * tokens + known.position * positions))
-        less = beyond < self.least_seconds or not self.least_seconds
-        self.least_seconds += (beyond - self.least_seconds) * (LEAST_FALLS if less else LEAST_RISES)
+        self.least.observe(tokens, beyond)
         kept = 1 - 1 / EXTEND_STEPS
         for at, value in enumerate(step):
             self._squares[at] = [

@@ -333,3 +333,29 @@ def test_where_no_pass_fits_beside_streams_one_step_in_many_has_one_and_is_bound
     assert min(after - at for at, after in pairwise(beside)) >= SPARSE_STEPS
     longest = max(one_millisecond_a_token(steps[at]) for at in beside)
     assert longest <= SPARSE_SECONDS * 0.011 + 0.004, "and a page more at most"
+
+
+def like_a_gpu(batch: ScheduleBatch) -> float:
+    """Any pass reads the weights for 8 ms, and 160 tokens of prompts take as long."""
+    tokens = sum(len(row.token_ids) for row in batch.extend)
+    return (0.008 if batch.decode_slots else 0.0) + (max(0.008, 0.00005 * tokens) if tokens else 0.0)
+
+
+def test_long_passes_without_streams_do_not_end_the_short_ones_beside_streams() -> None:
+    bench = DecodeBench(pages=400, local_tokens_max=1024, itl_target_seconds=0.018)
+    bench.device.seconds = like_a_gpu
+    bench.send(serve("first stream", prompt(9), max_new_tokens=12))
+    bench.send(serve("beside it", prompt(200, 2), max_new_tokens=1, seed=2))
+    bench.run()
+    for group in range(12):
+        for number in range(8 * group, 8 * group + 8):
+            bench.send(serve(f"alone {number}", prompt(240, number), max_new_tokens=1, seed=3))
+        bench.run()
+    bench.send(serve("second stream", prompt(9, 4), max_new_tokens=60, seed=4))
+    bench.turn(10)
+    before = len(bench.device.batches)
+    bench.send(serve("beside it", prompt(200, 99), max_new_tokens=1, seed=5))
+    bench.turn(12)
+    beside = [batch for batch in bench.device.batches[before:] if batch.extend and batch.decode_slots]
+    assert sum(len(row.token_ids) for batch in beside for row in batch.extend) == 200
+    assert max(like_a_gpu(batch) for batch in beside) <= 0.018 + 0.001

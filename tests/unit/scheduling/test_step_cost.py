@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.scheduling.chunk_budget import chunk_tokens
-from shared.scheduling.step_cost import DECODE_STEPS, EXTEND_STEPS, ExtendCost, ExtendRate, StepCost
+from shared.scheduling.step_cost import (
+    DECODE_STEPS,
+    EXTEND_STEPS,
+    ExtendCost,
+    ExtendRate,
+    LeastPass,
+    StepCost,
+)
 
 PAGE = 16
 TOKENS_MAX = 2048
@@ -192,3 +199,24 @@ def test_no_rate_is_told_before_a_step_has_told_and_noise_of_a_percent_does_not_
         for seed in range(5)
     }
     assert len({rate.tokens_per_second for rate in rates}) == 1
+
+
+def test_the_least_pass_is_what_small_ones_take_whatever_long_ones_take() -> None:
+    least = LeastPass()
+    assert least.of(16) == 0.0, "none was seen"
+    least.observe(1024, 0.064)
+    assert (least.of(16), least.of(1024)) == (0.0, 0.064), "a long pass tells nothing of a small one"
+    least.observe(16, 0.008)
+    for _ in range(10):
+        least.observe(16, 0.008)
+    small = least.of(16)
+    assert small == pytest.approx(0.008, rel=0.02)
+    for _ in range(200):
+        least.observe(1024, 0.064)
+    assert least.of(16) == small
+    for _ in range(10):
+        least.observe(24, 0.012)
+    assert least.of(16) == pytest.approx(0.012, rel=0.02), "they take longer now"
+    for _ in range(40):
+        least.doubt()
+    assert least.of(16) < 0.008, "in the end one is tried again"
