@@ -36,7 +36,7 @@ from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
 from router.core.queueing.local_prompts import LocalPlacement
 from router.core.queueing.stranded_streams import StrandedStreams
-from router.core.queueing.stream_packing import StreamPacking
+from router.core.queueing.stream_packing import LEAVING_STREAMS, StreamPacking
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
@@ -283,6 +283,7 @@ class RouterCore:
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
         self._pack_begun(now)
+        self._gather_streams(now)
         self._serve(others, self._to_decode, attempts, now)
         self._backpressure.ready_passed(attempts, self._reservations.ready.in_order(), now)
 
@@ -476,14 +477,29 @@ class RouterCore:
         """Where prompts wait, streams whose prompt a decode worker has just computed leave it for another."""
         begun, self._requests.begun_whole = self._requests.begun_whole, []
         for live in begun if begun and self._packs_streams() else ():
-            if live.state is RequestState.DECODING and live.joined and live.target is None:
+            if live.state is RequestState.DECODING and live.joined:
                 self._ask_to_leave(live, now)
 
+    def _gather_streams(self, now: float) -> None:
+        """Where prompts wait beside few streams, these leave for the worker with most, each once."""
+        worker = self._stream_packing.to_empty() if self._packs_streams() else None
+        if worker is None:
+            return
+        there = [self._requests.live[rid] for rid in worker.assigned]
+        room = LEAVING_STREAMS - sum(live.target is not None for live in there)
+        for live in there:
+            if room > 0 and live.joined and live.target is None:
+                self._ask_to_leave(live, now)
+                room -= live.target is not None
+
     def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
-        """If another decode worker has more streams and room, this one goes on there; at once, or once it has begun."""
+        """Once: if another decode worker has more streams and room, this one goes on there."""
+        if live.target is not None or live.made_room:
+            return
         live.refresh_need()
         choice = self._stream_packing.place_elsewhere(live, now)
         if choice is not None:
+            live.made_room = True
             self.counters.moved_streams += 1
             self._requests.request_migration(live, choice)
 

@@ -6,8 +6,9 @@ while prompts wait and some decode worker has less than `SCARCE` of its time for
 most of them and room for one more, and a stream whose prompt a decode worker computes leaves it for that one, if that
 one has as many. Without prompts that wait the policy of decode spreads them.
 
-With `local_prefill: short` alone. A stream moves once, with its first token, as if prefill had computed it: its worker
-is asked while it computes the prompt, or right behind the first token.
+With `local_prefill: short` alone. A stream moves once: with its first token, as if prefill had computed it, or later
+where few are left beside prompts that wait. One stream takes half of a worker's time for prompts where targets are
+short, so the worker that has fewest is emptied, a few at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
 
-SCARCE = 0.5  # of the rate at which the worker would compute prompts if nobody decoded
+WAITING_SECONDS = 0.1  # that a worker needs for the prompts it has: fewer do not wait
+LEAVING_STREAMS = 4  # streams that leave a worker at a time: each waits for the pages of those before it
+SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody decoded
 
 
 class StreamPacking:
@@ -35,9 +38,18 @@ class StreamPacking:
         if self._settings.local_prefill != "short":
             return False
         workers = self._fleet.of_role("decode")
-        if not any(each.load.extend_rate < SCARCE * each.load.extend_rate_alone for each in workers):
+        if not any(_has_little_time(worker) for worker in workers):
             return False
-        return prompts_wait or any(worker.tokens_waiting for worker in workers)
+        return prompts_wait or any(_has_prompts_waiting(worker) for worker in workers)
+
+    def to_empty(self) -> Worker | None:
+        """The worker with fewest streams, of those that have little time for prompts that wait there; None: none."""
+        pressed = [
+            worker
+            for worker in self._fleet.of_role("decode")
+            if _has_prompts_waiting(worker) and _has_little_time(worker) and _streams(worker)
+        ]
+        return min(pressed, key=lambda worker: (_streams(worker), worker.arrival), default=None)
 
     def place(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Placement[Worker] | None:
         """The worker with most streams that has room for one more, but for the one that has its pages."""
@@ -56,6 +68,14 @@ class StreamPacking:
             return None
         with_it = _streams(here) + (live.rid in here.extending)
         return choice if _streams(choice.worker) >= with_it else None
+
+
+def _has_little_time(worker: Worker) -> bool:
+    return worker.load.extend_rate < SCARCE * worker.load.extend_rate_alone
+
+
+def _has_prompts_waiting(worker: Worker) -> bool:
+    return worker.tokens_waiting > WAITING_SECONDS * worker.load.extend_rate
 
 
 def _streams(worker: Worker) -> int:

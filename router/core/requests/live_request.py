@@ -65,6 +65,7 @@ class LiveRequest:
     holder: Worker | None = None  # worker that leases the pages to this attempt
     foreseen_at: Worker | None = None  # decode worker that will have pages for it; until it is sent there
     target: Worker | None = None  # where room is reserved for it: its migration was requested
+    made_room: bool = False  # it was asked to leave a worker for the prompts there, which it is once
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
     kv_group: KvGroup = ("", "")  # of the prefill worker of this attempt

@@ -61,7 +61,7 @@ class JudgedRouterCore(JudgedCaches):
 
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
-        self._moved: set[tuple[str, int, int]] = set()  # streams that left the worker of their prompt
+        self._moved: set[str] = set()  # streams that left a worker to the prompts there
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -126,13 +126,13 @@ class JudgedRouterCore(JudgedCaches):
             waits.prove_needed(self, live, now)
         return placed
 
-    def _pack_begun(self, now: float) -> None:
-        begun = [live for live in self._requests.begun_whole if live.target is None]
-        super()._pack_begun(now)
-        for live in begun:
-            if live.target is not None:
-                self.judged["a stream leaves the worker that computed its prompt"] += 1
-                prove_moved_in_time(self, live, self._moved)
+    def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
+        before = live.target
+        super()._ask_to_leave(live, now)
+        if live.target is not before:
+            when = "later" if live.joined else "with its first token"
+            self.judged[f"a stream leaves a worker to the prompts there {when}"] += 1
+            prove_moved_in_time(self, live, self._moved)
 
     def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
         """A stream that has begun ends for lack of a worker only where none could continue it."""

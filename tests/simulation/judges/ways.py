@@ -51,11 +51,10 @@ def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
     return True
 
 
-def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[tuple[str, int, int]]) -> None:
-    """A stream leaves the worker that has computed its prompt: once, for another worker, and since prompts wait."""
-    place = live.rid, live.attempt, len(live.output)
-    assert place not in moved, f"{live.rid} moves again without a token in between"
-    moved.add(place)
+def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[str]) -> None:
+    """A stream leaves its worker for the prompts there: once, for another worker, and since prompts wait."""
+    assert live.rid not in moved, f"{live.rid} leaves a worker again"
+    moved.add(live.rid)
     assert live.worker is not None, live.rid
     assert live.target is not live.worker, f"{live.rid} moves to where it is"
     waits = any(each.state is RequestState.WAITING for each in core._requests.live.values()) or any(

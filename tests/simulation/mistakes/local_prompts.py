@@ -55,6 +55,11 @@ def _a_token_long(hand_over: Any, migrations: Any, req: Any, now: float) -> Any:
     return baton
 
 
+def _again(ask_to_leave: Any, core: Any, live: Any, now: float) -> None:
+    live.made_room = False
+    ask_to_leave(core, live, now)
+
+
 def _left(prompts: Any) -> list[Any]:
     return [each for each in prompts.in_order if each.req.launched_len < each.end]
 
@@ -102,6 +107,7 @@ MISTAKES: dict[str, Mistakes] = {
             "which prompts go first at decode": lambda _, prompts: ([], _left(prompts))
         },
         "streams make room although no prompt waits": {"streams are packed": gives(True)},
+        "a stream makes room for prompts again and again": {"a stream is asked to leave": _again},
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },
 }

@@ -184,6 +184,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a queue is served": "_serve",
         "a request is sent to decode": "_to_decode",
         "migrations are asked for": "_request_migrations",
+        "a stream is asked to leave": "_ask_to_leave",
         "requests of a router": "_requests",
     },
     "router.core.dispatch": {"the target of a request": "target_of"},

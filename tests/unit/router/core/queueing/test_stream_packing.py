@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shared.wire.messages import Decode, Joined, Migrate, Prefilled, Serve
+from router.core.queueing.stream_packing import LEAVING_STREAMS
+from shared.wire.messages import Decode, Joined, Limits, Migrate, Prefilled, Serve
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
@@ -12,11 +13,11 @@ LONG = tuple(range(1, 100))
 IN_HASTE = {"extend_rate": 10.0, "extend_rate_alone": 100.0}  # little of a step is left for prompts
 
 
-def deployment(**settings: object) -> ScriptedDeployment:
+def deployment(limits: Limits = WHOLE) -> ScriptedDeployment:
     """Three decode workers; the first has three streams, and little time for prompts beside them."""
-    world = ScriptedDeployment(0, 0, limits=WHOLE, local_prefill="short", **settings)
+    world = ScriptedDeployment(0, 0, limits=limits, local_prefill="short")
     for number in range(3):
-        world.up("decode", f"d{number}", limits=WHOLE, understands=("Serve",))
+        world.up("decode", f"d{number}", limits=limits, understands=("Serve",))
     world.loaded("d0", running=3, queued_tokens=40, **IN_HASTE)
     for uid in ("d1", "d2"):
         world.loaded(uid, extend_rate=100.0, extend_rate_alone=100.0)
@@ -84,6 +85,32 @@ def test_a_worker_is_asked_for_the_stream_while_it_computes_the_prompt() -> None
     assert world.placed(Decode, "r") == "d0"
     assert world.core.fleet.workers["d0"].reserved == {}
     assert len(world.sent(Migrate, "r")) == 1
+
+
+def test_the_last_streams_leave_a_worker_where_prompts_wait_a_few_at_a_time_and_once() -> None:
+    world = deployment(msgspec.structs.replace(WHOLE, slots=16))
+    for uid in ("d1", "d2"):
+        world.loaded(uid, slots_free=0)
+    world.loaded("d0", slots_free=16)
+    for number in range(6):
+        world.submit(request(f"s{number}"))
+        begun(world, f"s{number}")
+    assert world.sent(Migrate) == []
+    held = {"running": 6, "queued_tokens": 40, "slots_free": 10, **IN_HASTE}
+    world.loaded("d0", **held)
+    assert world.sent(Migrate) == [], "nobody has more streams"
+    world.loaded("d1", running=9, slots_free=7, extend_rate=100.0, extend_rate_alone=100.0)
+    world.loaded("d0", **held)
+    asked = [each.rid for _, each in world.sent(Migrate)]
+    assert asked == [f"s{number}" for number in range(LEAVING_STREAMS)]
+    world.migrating("d0", "s0", 1)
+    assert world.placed(Decode, "s0") == "d1"
+    world.say("d1", Joined("s0", 1, 4096, 0, 0.01))
+    world.loaded("d0", **held)
+    assert [each.rid for _, each in world.sent(Migrate)] == [*asked, f"s{LEAVING_STREAMS}"]
+    world.loaded("d1", running=2, queued_tokens=40, slots_free=14, **IN_HASTE)
+    world.loaded("d0", running=12, slots_free=4)
+    assert len(world.sent(Migrate, "s0")) == 1
 
 
 def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:
