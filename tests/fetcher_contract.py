@@ -65,6 +65,20 @@ class PageBuffer:
         size = self.memory.page_bytes
         return self.map[page * size : (page + 1) * size] == bytes([byte]) * size
 
+    def stamp(self, page: int, nonce: int, number: int) -> None:
+        """Fill a page with what nothing else is filled with: page `number` of what was leased with this nonce."""
+        size = self.memory.page_bytes
+        self.map[page * size : (page + 1) * size] = _stamp(nonce, number, size)
+
+    def stamped(self, page: int, nonce: int, number: int) -> bool:
+        """Whether each byte of a page is that of `stamp`."""
+        size = self.memory.page_bytes
+        return self.map[page * size : (page + 1) * size] == _stamp(nonce, number, size)
+
+
+def _stamp(nonce: int, number: int, size: int) -> bytes:
+    return ((nonce + number) % 2**64).to_bytes(8, "little") * (size // 8)
+
 
 class TransferUnderTest(Fetcher, Protocol):
     @property

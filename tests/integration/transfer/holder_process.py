@@ -1,7 +1,7 @@
 """A process that offers pages and obeys one command a line on stdin: a holder to read from, freeze and kill.
 
-Its first line is its `Holder`; then write, clear, spoil, read, busy each answer one line of JSON. Page i holds the
-byte i % 251 + 1.
+Its first line is its `Holder`; then write, clear, stamp, spoil, read, busy each answer one line of JSON. Page i holds
+the byte i % 251 + 1 until it is stamped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import msgspec
 import structlog
 
 from shared.links.keys import parse_keys
-from shared.transfer.memory import PageMemory
 from shared.transfer.transfer import Transfer
 from shared.transfer.transports import open_offer
 from shared.wire.baton import Baton
@@ -36,8 +35,9 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def answer(transfer: Transfer, pages: PageMemory, command: str, arguments: list[str]) -> object:
+def answer(transfer: Transfer, buffer: PageBuffer, command: str, arguments: list[str]) -> object:
     """Do what the line says."""
+    pages = buffer.memory
     match command:
         case "write":
             lease, nonce, *named = map(int, arguments)
@@ -45,6 +45,11 @@ def answer(transfer: Transfer, pages: PageMemory, command: str, arguments: list[
             return None
         case "clear":
             transfer.words.clear(int(arguments[0]))
+            return None
+        case "stamp":
+            nonce, *named = map(int, arguments)
+            for number, page in enumerate(named):
+                buffer.stamp(page, nonce, number)
             return None
         case "spoil":
             pages.clear(pages.known_page)
@@ -83,7 +88,7 @@ def main() -> None:
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:
         command, *arguments = line.split()
-        say(json.dumps(answer(transfer, buffer.memory, command, arguments)))
+        say(json.dumps(answer(transfer, buffer, command, arguments)))
 
 
 if __name__ == "__main__":

@@ -73,6 +73,10 @@ class HolderProcess:
     def clear(self, lease: int) -> None:
         self._ask(f"clear {lease}")
 
+    def stamp(self, nonce: int, pages: Sequence[int]) -> None:
+        """Fill pages as `PageBuffer.stamp` does."""
+        self._ask(" ".join(map(str, ("stamp", nonce, *pages))))
+
     def spoil(self) -> None:
         """Its known page loses its bytes."""
         self.spoiled = True

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from tests.simulation.mistakes import (
     constrained,
+    designs,
     draining,
     fleets,
     groups,
@@ -28,6 +29,7 @@ from tests.simulation.mistakes.mutation import Mutation
 FILES = (
     requests,
     constrained,
+    designs,
     draining,
     fleets,
     groups,

@@ -33,6 +33,8 @@ PLACES: dict[str, dict[str, str]] = {
     "tests.simulation.world.fabric.FabricWords": {"a lease begins": "open", "a lease ends": "clear"},
     "tests.simulation.world.fabric.Agent": {
         "a fetch starts at the agent": "start",
+        "a fetch is abandoned at the agent": "abandon",
+        "bytes of a fetch that was given up land for a while": "_end_some_day",
         "the agent tells of a fetch": "_tell",
     },
     "tests.simulation.oracle.device.OracleDevice": {"a step writes a cell": "_append"},

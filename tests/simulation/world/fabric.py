@@ -112,6 +112,7 @@ class Agent:
             raise AssertionError(f"fetch of {len(into)} pages out of {len(source)}")
         read = Read(fetch_id, baton, baton.holder.agent, tuple(into), len(into), now)
         self._reads[fetch_id] = read
+        self.fabric.count("fetch started")
         if read.agent not in self.fabric.agents:
             self.fabric.count("fetch from a dead agent")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no such agent"))
@@ -237,6 +238,7 @@ class Agent:
             self.fabric.count("fetch stale")
             self._tell(FetchStale(read.fetch_id))
         else:
+            self.fabric.count("fetch landed")
             self._tell(
                 FetchLanded(read.fetch_id, len(read.into) * PAGE_BYTES, self.process.now - read.begun_at)
             )

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Holder
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
-from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PAGES, Clock, FetchWorld, PageBuffer, byte_of
+from tests.fetcher_contract import (
+    KV_FORMAT,
+    LEASES,
+    LIMITS,
+    PAGE_BYTES,
+    PAGES,
+    Clock,
+    FetchWorld,
+    PageBuffer,
+    byte_of,
+)
 
 
 class InProcessHolder:
     """Implements `HolderUnderTest`."""
 
-    def __init__(self, fabric: InProcessFabric, uid: str, clock: Clock):
+    def __init__(
+        self, fabric: InProcessFabric, uid: str, clock: Callable[[], float], page_bytes: int = PAGE_BYTES
+    ):
         self.fabric = fabric
-        self.buffer = PageBuffer()
+        self.buffer = PageBuffer(page_bytes=page_bytes)
         for page in range(PAGES):
             self.buffer.fill(page, byte_of(page))
         offer = InProcessOffer(fabric, uid, 5, self.buffer.memory, LEASES)
@@ -25,8 +37,12 @@ class InProcessHolder:
     def holder(self) -> Holder:
         return self.transfer.holder
 
-    def write(self, lease: int, nonce: int) -> None:
-        self.transfer.words.write(lease, nonce, range(PAGES))
+    def write(self, lease: int, nonce: int, pages: Sequence[int] = ()) -> None:
+        self.transfer.words.write(lease, nonce, pages or range(PAGES))
+
+    def stamp(self, nonce: int, pages: Sequence[int]) -> None:
+        for number, page in enumerate(pages):
+            self.buffer.stamp(page, nonce, number)
 
     def clear(self, lease: int) -> None:
         self.transfer.words.clear(lease)
