@@ -12,18 +12,19 @@ from typing import Any
 
 from shared.transfer.protocol import FetchEnded, FetchFailed
 from tests.simulation.mistakes.mutation import Mistakes
+from tests.simulation.mistakes.roles import get, put
 
 PUSHED = "pages are pushed by address, and after an abort they are another's"
+UNPOLLED = "the events of an agent that nobody polled"
 
 
 def _abort(abandon: Any, agent: Any, fetch_id: int) -> None:
-    unpolled = any(event.fetch_id == fetch_id for event in agent._events)
-    known = fetch_id in agent._reads or unpolled
+    unpolled = any(event.fetch_id == fetch_id for event in get(agent, UNPOLLED))
+    known = unpolled or fetch_id in get(agent, "the fetches of an agent")
     abandon(agent, fetch_id)
-    agent._events = [event for event in agent._events if event.fetch_id != fetch_id]
-    if known:
-        agent._events.append(FetchEnded(fetch_id))
-        agent.on_event()
+    events = [event for event in get(agent, UNPOLLED) if event.fetch_id != fetch_id]
+    put(agent, UNPOLLED, [*events, FetchEnded(fetch_id)] if known else events)
+    agent.on_event()
 
 
 def _tell(tell: Any, agent: Any, event: Any) -> None:

@@ -35,6 +35,8 @@ PLACES: dict[str, dict[str, str]] = {
         "a fetch starts at the agent": "start",
         "a fetch is abandoned at the agent": "abandon",
         "bytes of a fetch that was given up land for a while": "_end_some_day",
+        "the fetches of an agent": "_reads",
+        "the events of an agent that nobody polled": "_events",
         "the agent tells of a fetch": "_tell",
     },
     "tests.simulation.oracle.device.OracleDevice": {"a step writes a cell": "_append"},
