@@ -82,8 +82,12 @@ MISTAKES: dict[str, Mistakes] = {
                 "no_prefill" if get(parts, "some decode worker computes")(live) else "prefill"
             )
         },
-        "the pages of a prompt that leaves decode are free at once": {"a prompt is handed over": _not_leased},
-        "a prompt that leaves decode has KV of its first token": {"a prompt is handed over": _a_token_long},
+        "the pages of a prompt that leaves decode are free at once": {
+            "a prompt leaves decode with its first token": _not_leased
+        },
+        "a prompt that leaves decode has KV of its first token": {
+            "a prompt leaves decode with its first token": _a_token_long
+        },
         "a router does not hear that prefill is back": _never_back,
         "what waits at prefill counts for nothing": {
             "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (

@@ -174,7 +174,7 @@ PLACES: dict[str, dict[str, str]] = {
     "decode.migration.Migrations": {
         "migrations start": "start",
         "what has settled is leased": "lease_settled",
-        "a prompt is handed over": "hand_over",
+        "a prompt leaves decode with its first token": "hand_over",
     },
     # ---- router: requests ----
     "router.core.dispatch.RouterCore": {
