@@ -29,12 +29,19 @@ from shared.primitives.metric_fields import (
     total,
 )
 
+GapPart = Literal["queue", "fetch", "joining", "first_step"]  # see `HandOver`
 PauseCause = Literal["moved", "lost_decode", "lost_prefill", "retracted", "no_room", "other"]
 PAUSE_SECONDS = HistogramMetric(
     "segue_pause_seconds",
     "Seconds between two tokens of a stream, where they are more than one, by what held it up: it was moved to another "
     "decode worker, lost its worker, was retracted for lack of pages, or waited for room with its pages elsewhere.",
     ("cause",),
+)
+SECOND_TOKEN_PART_SECONDS = HistogramMetric(
+    "segue_second_token_part_seconds",
+    "Seconds of each part of segue_second_token_seconds, of requests handed over: the queue for decode, fetch, joining "
+    "(messages, and the step under way), and the first step, by what its worker told that one takes.",
+    ("part",),
 )
 FORESEEN_SECONDS = HistogramMetric(
     "segue_ttft_foreseen_seconds",
@@ -169,6 +176,10 @@ class RouterCounters:
         "segue_second_token_seconds",
         "Seconds from a request's first token, which prefill samples, to its second one, the first of decode.",
     )
+    second_token_queue: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="queue")
+    second_token_fetch: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="fetch")
+    second_token_joining: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="joining")
+    second_token_first_step: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="first_step")
     itl_seconds: deque[float] = durations(
         "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token."
     )
@@ -181,6 +192,11 @@ class RouterCounters:
     request_seconds: deque[float] = durations(
         "segue_request_seconds", "Seconds from a request's arrival to its end."
     )
+
+    def second_token_part(self, part: GapPart, seconds: float) -> None:
+        """A part of the gap before a second token."""
+        measured: deque[float] = getattr(self, f"second_token_{part}")
+        measured.append(seconds)
 
     def paused(self, cause: PauseCause, seconds: float) -> None:
         """A stream has gone on after a pause."""

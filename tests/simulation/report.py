@@ -141,6 +141,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a worker was dropped",
     "judged at router: a worker is silent",
     "judged at router: a silent worker is alone, or not yet found",
+    "judged at router: the parts of a gap are the gap",
+    "judged at router: a request was in the queue for decode",
     "judged at router: a pause is told by its cause",
     "judged at router: a pause of another worker or attempt",
     "judged at prefill: no more than a share",

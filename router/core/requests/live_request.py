@@ -7,12 +7,13 @@ until the request ends: it is what a new attempt continues from.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from router.core.counters import PauseCause
+from router.core.counters import GapPart, PauseCause
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet.workers import KvGroup, Worker
+from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
 from router.core.requests.sampling_group import SamplingGroup
 from router.core.requests.tenants import Tenant
@@ -74,6 +75,8 @@ class LiveRequest:
     avoided: tuple[str, ...] = ()  # peers that lost an attempt; at most two for each loss, and one more
     unread_by: tuple[str, ...] = ()  # peers that could not fetch its pages from their present holder
     rerouted: bool = False  # it was computed again because nobody could fetch its pages; that is no loss once
+    hand_over: HandOver | None = None  # the last one before the second token
+    second_token_parts: Mapping[GapPart, float] | None = None  # of the gap before the second token
     joined: bool = False  # the decode worker of this attempt has the pages
     answered: bool = False  # the worker of this attempt has said its first token or row
     heard_at: float = 0.0  # when its worker last reported something of it
@@ -194,6 +197,9 @@ class LiveRequest:
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
             "fetch_milliseconds": _milliseconds(self.fetch_seconds),
+            "second_token_milliseconds": {
+                part: _milliseconds(seconds) for part, seconds in (self.second_token_parts or {}).items()
+            },
             "transport": self.transport,
             "link_bytes_per_second": round(self.link_bytes_per_second),
             "retractions": self.retractions,

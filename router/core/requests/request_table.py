@@ -36,6 +36,7 @@ from router.core.effects import (
 )
 from router.core.fleet.prefix_index import block_names
 from router.core.fleet.workers import KvGroup, Worker
+from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
@@ -183,6 +184,8 @@ class RequestTable:
         """ready → decoding."""
         self.reservations.foresee(live, None)
         self._counters.ready_seconds.append(now - live.state_since)
+        if len(live.output) == 1:
+            live.hand_over = HandOver(live.token_at, now)
         if live.sampling_group is not None:
             live.sampling_group.decodes(choice.worker)
         self._place(live, choice, live.need.tokens, now)
@@ -194,6 +197,8 @@ class RequestTable:
         self._advance(live, RequestEvent.JOINED, now)
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
+        if live.hand_over is not None:
+            live.hand_over.fetch_seconds = joined.fetch_seconds
         if live.worker is not None:
             live.worker.has_fetched(live.need.tokens, joined.cached_tokens)
         if joined.transport:
@@ -229,7 +234,7 @@ class RequestTable:
             self._note_first_token(live, now)
             gap = 0.0
         elif len(live.output) == 1:
-            self._counters.second_token_seconds.append(gap)
+            self._note_second_token(live, gap, now)
         for _ in inter_token:
             self._counters.itl_seconds.append(gap / len(token_ids))
         if gap > PAUSE_SECONDS_MIN:
@@ -239,6 +244,13 @@ class RequestTable:
         live.tenant.spend(len(token_ids), now)
         live.token_at = now
         self._counters.completion_tokens += len(token_ids)
+
+    def _note_second_token(self, live: LiveRequest, gap: float, now: float) -> None:
+        self._counters.second_token_seconds.append(gap)
+        if live.hand_over is not None and live.worker is not None:
+            live.second_token_parts = live.hand_over.parts(now, live.worker.load.step_seconds)
+            for part, seconds in (live.second_token_parts or {}).items():
+                self._counters.second_token_part(part, seconds)
 
     def requeue(
         self, live: LiveRequest, event: RequestEvent, now: float, *, peer: str, cause: str = ""
@@ -293,7 +305,7 @@ class RequestTable:
             end(RequestEvent.EXHAUSTED, RequestFailed(500, message, code="attempts_exhausted"))
             return
         self._counters.continuations[cause] += 1
-        live.held_up_by = _held_up_by(cause, live)
+        live.held_up_by, live.hand_over = _held_up_by(cause, live), None
         if live.migrating:
             live.migrating = False
             self._counters.migrations["recomputed"] += 1

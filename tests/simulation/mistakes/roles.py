@@ -246,7 +246,10 @@ PLACES: dict[str, dict[str, str]] = {
         "tenants with requests": "_live",
     },
     # ---- router: workers ----
-    "router.core.requests.request_table": {"blocks are named": "block_names"},
+    "router.core.requests.request_table": {
+        "blocks are named": "block_names",
+        "a hand-over begins": "HandOver",
+    },
     "router.core.fleet.placement": {
         "the prefill worker of a prompt": "place_prefill",
         "a worker could decode": "could_decode",

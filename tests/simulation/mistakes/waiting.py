@@ -164,6 +164,11 @@ MISTAKES: dict[str, Mistakes] = {
         "a group begins new prompts while a begun stream is late": {"streams are late": gives(frozenset())},
         "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
     },
+    "gaps": {
+        "the time in the queue for decode is nobody's": {
+            "a hand-over begins": lambda begin, first_at, sent_at: begin(max(first_at, sent_at), sent_at)
+        }
+    },
     "pauses": {
         "a paused stream is taken for forgotten": {
             "a worker keeps a request that does not run": _pause_is_no_sign_of_life

@@ -25,6 +25,7 @@ from shared.wire.sampled import Logprobs, TokenLogprobs
 from tests.doubles.novelty import Novelty
 from tests.simulation.judges import waits
 from tests.simulation.judges.fairness import JudgedRouterCore
+from tests.simulation.judges.gaps import JudgedGaps
 from tests.simulation.judges.pauses import JudgedPauses
 from tests.simulation.judges.silences import JudgedSilences
 from tests.simulation.oracle.model import EOS_TOKEN_IDS, expected_logprobs, expected_output, expected_scores
@@ -155,6 +156,7 @@ class Router:
         self._silences = JudgedSilences(self.core, world.network.lies)
         self.held_by = self._silences.held_by  # attempts that a worker has, by rid
         self._pauses = JudgedPauses(self.core, self._silences)
+        self._gaps = JudgedGaps(self.core)
         self._novelties = Novelties(self.hello, world.scenario.random, world.count)
         self._pass = EffectPass(self.core, self, self._set_timer)
         self._journal = note
@@ -320,6 +322,7 @@ class Router:
         shown = self.core.debug(rid)
         assert shown is not None, rid
         self._pauses.tokens(rid, shown["attempts"], self.process.now)  # type: ignore[arg-type]
+        self._gaps.tokens(rid, index, shown, self.process.now)
         client = self.clients[rid]
         client.tokens(index, token_ids, logprobs)
         self._hear(client)
