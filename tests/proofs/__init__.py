@@ -4,6 +4,7 @@
     python -m tests.proofs.churn        workers come and go all the time
     python -m tests.proofs.handover     KV pages change hands in simulated worlds
     python -m tests.proofs.fetches      … and over real transports
+    python -m tests.proofs.gap          what is waited for between the first token and the second
 
 They run on the virtual cluster, the simulation and the transfer that other tests use, at the sizes of docs/proofs.md.
 Beside each a test runs it small.
