@@ -72,11 +72,11 @@ class RouterCore:
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._foresight = Foresight(settings, self.fleet, self._backpressure)
-        prompt_seconds = PromptSeconds()
+        prompt_seconds = PromptSeconds(settings.cache_miss_weight)
         self._local_prompts = LocalPlacement(
             settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
         )
-        self._stream_packing = StreamPacking(settings, self.fleet)
+        self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._silent_workers = SilentWorkers(

@@ -1,7 +1,10 @@
 """In how many seconds a worker would have computed a prompt, and decode have its pages.
 
-    (tokens queued there + tokens not cached there) / extend_rate + what their positions add      either worker
+    (tokens queued there + w x tokens not cached there) / extend_rate + what their positions add  either worker
     + (tokens that decode has to fetch) x seconds a fetched token                                  of prefill
+
+w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
+them leaves room for others.
 
 Rates are what workers tell (`Load`). One that has told none yet is taken to be as fast as the last of its model that
 has: it could tell nothing before its first prompt. What a fetch costs is what a router sees of fetches of a KV group,
@@ -32,17 +35,21 @@ class Fetched:
 class PromptSeconds:
     """Estimates of one router."""
 
-    def __init__(self) -> None:
+    def __init__(self, miss_weight: float) -> None:
+        self._miss_weight = miss_weight
         self._rates: OrderedDict[str, ExtendRate] = OrderedDict()  # told last, by name of the model
         self._fetched: OrderedDict[KvGroup, Fetched] = OrderedDict()
 
     def computed(self, worker: Worker, tokens: int, cached: int) -> float:
-        """Seconds until `worker` has computed a prompt of so many tokens; infinite where no rate is known."""
+        """Seconds until `worker` has computed a prompt of so many tokens, some of them cached; a weighted sum.
+
+        Infinite where no rate is known.
+        """
         rate = self._rate(worker)
         if not rate.tokens_per_second:
             return inf
         queued = worker.tokens if worker.hello.role == "prefill" else worker.tokens_waiting
-        seconds = (queued + tokens - cached) / rate.tokens_per_second
+        seconds = (queued + self._miss_weight * (tokens - cached)) / rate.tokens_per_second
         return seconds + rate.position_seconds * sum_of_positions(cached, tokens - cached)
 
     def fetched(self, kv_group: KvGroup, tokens: int) -> float:

@@ -17,10 +17,12 @@ from collections.abc import Sequence
 
 from router.config import RouterConfig
 from router.core.fleet import placement
+from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
 
+PAUSE_SECONDS = 0.5  # that a stream may stand still to make room
 WAITING_SECONDS = 0.1  # that a worker needs for the prompts it has: fewer do not wait
 LEAVING_STREAMS = 4  # streams that leave a worker at a time: each waits for the pages of those before it
 SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody decoded
@@ -29,9 +31,10 @@ SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody 
 class StreamPacking:
     """Chooses decode workers for streams while prompts wait. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet):
+    def __init__(self, settings: RouterConfig, fleet: Fleet, seconds: PromptSeconds):
         self._settings = settings
         self._fleet = fleet
+        self._seconds = seconds
 
     def is_wanted(self, *, prompts_wait: bool) -> bool:
         """Whether prompts wait, here or at a decode worker, and some worker has little time for them."""
@@ -60,11 +63,15 @@ class StreamPacking:
         best = max(able, key=lambda worker: (_streams(worker), -worker.arrival))
         return Placement(best, f"prompts wait, and it has most streams: {_streams(best)}", "packed")
 
+    def _pause(self, live: LiveRequest, worker: Worker) -> float:
+        """Seconds until the worker has fetched the pages of the stream, behind all that it fetches before."""
+        return worker.seconds_to_fetch() + self._seconds.fetched(worker.kv_group, live.need.tokens)
+
     def place_elsewhere(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
         """The worker to which a stream goes behind its first token; None: it stays where its prompt is computed."""
         here = live.worker
         choice = self.place(live, placement.decode_workers(live.need, self._fleet), now)
-        if choice is None or here is None:
+        if choice is None or here is None or self._pause(live, choice.worker) > PAUSE_SECONDS:
             return None
         with_it = _streams(here) + (live.rid in here.extending)
         return choice if _streams(choice.worker) >= with_it else None

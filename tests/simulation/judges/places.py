@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import inf
 
+from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
@@ -213,10 +214,13 @@ class FreePlaces:
             return []
         cached = self._core.fleet.prefixes.hits(live.need.blocks).tokens
         tokens = len(live.request.token_ids)
-        seconds = {each: seconds_at(each, tokens, min(cached(each.peer), tokens - 1)) for each in with_room}
-        if inf in seconds.values():
+        settings = self._settings
+        costs = {
+            each: cost_at(settings, each, tokens, min(cached(each.peer), tokens - 1)) for each in with_room
+        }
+        if inf in costs.values():
             return []
-        return [each for each in with_turn if seconds[each] <= WORTH_WAITING * min(seconds.values())]
+        return [each for each in with_turn if costs[each] <= WORTH_WAITING * min(costs.values())]
 
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
         """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""
@@ -287,8 +291,8 @@ class FreePlaces:
         return any(until > self._now for until in failed.values())
 
 
-def seconds_at(worker: Worker, tokens: int, cached: int) -> float:
-    """Until the worker has computed the prompt behind what it has to compute."""
+def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) -> float:
+    """Seconds until the worker has computed the prompt behind what it has to; what is not cached counts for more."""
     load = worker.load
     if not load.extend_rate:
         return inf
@@ -299,4 +303,5 @@ def seconds_at(worker: Worker, tokens: int, cached: int) -> float:
         own = sum(each.tokens for each in worker.assigned.values())
         told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
         queued = float(max(own, told))
-    return (queued + tokens - cached) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))
+    missing = settings.cache_miss_weight * (tokens - cached)
+    return (queued + missing) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))

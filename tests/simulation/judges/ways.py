@@ -11,7 +11,7 @@ from math import inf
 from router.core.dispatch import RouterCore
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
-from tests.simulation.judges.places import FreePlaces, seconds_at
+from tests.simulation.judges.places import FreePlaces, cost_at
 
 
 def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float]:
@@ -20,7 +20,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
     here = min(
         (
-            seconds_at(worker, tokens, min(cached(worker.peer), tokens - 1))
+            cost_at(core.settings, worker, tokens, min(cached(worker.peer), tokens - 1))
             for worker in FreePlaces(core, now).open_whole(live)
         ),
         default=inf,
@@ -28,7 +28,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None:
         return here, inf
-    there = seconds_at(choice.worker, tokens, choice.hit_tokens)
+    there = cost_at(core.settings, choice.worker, tokens, choice.hit_tokens)
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [

@@ -30,17 +30,24 @@ def worker(role: WorkerRole = "prefill", model: str = "m", **load: float) -> Wor
 
 def test_what_is_queued_and_what_is_not_cached_is_computed_at_the_rate_told() -> None:
     busy = worker(extend_rate=100.0, queued_tokens=50)
-    assert PromptSeconds().computed(busy, 200, 50) == pytest.approx((50 + 150) / 100)
-    assert PromptSeconds().computed(worker("decode", extend_rate=50.0, queued_tokens=50), 200, 50) == 4.0
+    assert PromptSeconds(1.0).computed(busy, 200, 50) == pytest.approx((50 + 150) / 100)
+    assert PromptSeconds(1.0).computed(worker("decode", extend_rate=50.0, queued_tokens=50), 200, 50) == 4.0
+
+
+def test_what_is_not_cached_counts_for_more_than_what_is_queued() -> None:
+    busy = worker("decode", extend_rate=100.0, queued_tokens=50)
+    assert PromptSeconds(2.0).computed(busy, 200, 50) == pytest.approx((50 + 2 * 150) / 100)
+    other = worker("decode", extend_rate=100.0, queued_tokens=150)
+    assert PromptSeconds(2.0).computed(other, 200, 190) < PromptSeconds(2.0).computed(busy, 200, 50)
 
 
 def test_later_tokens_of_a_prompt_take_longer() -> None:
     slow = worker(extend_rate=100.0, position_seconds=0.001)
-    assert PromptSeconds().computed(slow, 4, 1) == pytest.approx(3 / 100 + 0.001 * (1 + 2 + 3))
+    assert PromptSeconds(1.0).computed(slow, 4, 1) == pytest.approx(3 / 100 + 0.001 * (1 + 2 + 3))
 
 
 def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that_has() -> None:
-    seconds = PromptSeconds()
+    seconds = PromptSeconds(1.0)
     assert seconds.computed(worker(), 100, 0) == inf
     assert seconds.computed(worker(extend_rate=100.0), 100, 0) == 1.0
     assert seconds.computed(worker("decode"), 100, 0) == 1.0
@@ -48,7 +55,7 @@ def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that
 
 
 def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
-    seconds, group = PromptSeconds(), ("model", "format")
+    seconds, group = PromptSeconds(1.0), ("model", "format")
     assert seconds.fetched(group, 1000) == 0.0
     seconds.observe_fetch(group, 500, 1.0)
     assert seconds.fetched(group, 1000) == 2.0
@@ -61,7 +68,7 @@ def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
-    seconds = PromptSeconds()
+    seconds = PromptSeconds(1.0)
     for number in range(GROUPS_MAX + 1):
         seconds.observe_fetch(("model", str(number)), 1, 1.0)
         seconds.computed(worker(model=str(number), extend_rate=1.0), 1, 0)

@@ -73,6 +73,22 @@ def test_it_stays_where_the_others_have_fewer_streams_or_no_room() -> None:
     assert world.sent(Migrate) == []
 
 
+def test_a_stream_stays_where_its_pages_would_take_long() -> None:
+    world = deployment()
+    world.loaded(
+        "d0", running=3, queued_tokens=40, pages_arriving=400, pages_arriving_a_second=100.0, **IN_HASTE
+    )
+    world.submit(request("r"))
+    begun(world, "r")
+    assert world.sent(Migrate) == []
+    world.loaded(
+        "d0", running=3, queued_tokens=40, pages_arriving=4, pages_arriving_a_second=100.0, **IN_HASTE
+    )
+    world.submit(request("s"))
+    begun(world, "s")
+    assert [each.rid for _, each in world.sent(Migrate)] == ["s"]
+
+
 def test_a_worker_is_asked_for_the_stream_while_it_computes_the_prompt() -> None:
     world = deployment()
     world.loaded("d1", queued_tokens=20, extend_rate=100.0, extend_rate_alone=100.0)
