@@ -27,7 +27,13 @@ from tests.proofs.proof import Promise, ProofResult
 from tests.simulation.mistakes.designs import PUSHED
 from tests.simulation.run import Run, run_seed
 
-BATCH = 20  # worlds between two looks at how many there were
+BATCH = 10  # worlds between two looks at how many there were
+PUSH_LONGER = 10  # times as many worlds, while none has shown a mistake
+WRONG = (
+    ": output [",
+    ": scores (",
+    ": logprobs (",
+)  # in the failure of a world whose client was told other than the oracle
 STORIES_MAX = 5  # failures that are printed
 FAULTS = (
     "fetch abandoned",
@@ -47,7 +53,9 @@ class LivedWorlds:
 
     worlds: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    wrong: list[Run] = field(default_factory=list)  # worlds in which a token was another than the oracle's
+    wrong: list[Run] = field(
+        default_factory=list
+    )  # worlds in which a token or its logprob was not the oracle's
     failed: list[Run] = field(default_factory=list)  # in another way
 
     def take(self, run: Run) -> None:
@@ -55,18 +63,18 @@ class LivedWorlds:
         self.worlds += 1
         self.counts += run.counts
         if run.failure:
-            (self.wrong if ": output [" in run.failure else self.failed).append(run)
+            (self.wrong if any(each in run.failure for each in WRONG) else self.failed).append(run)
 
 
-def live(first: int, mutation: str, processes: int, *, fetches: int = 0, worlds: int = 0) -> LivedWorlds:
-    """Live through worlds from this seed on, until so many fetches have begun and so many worlds were lived through."""
+def live(first: int, mutation: str, processes: int, enough: Callable[[LivedWorlds], bool]) -> LivedWorlds:
+    """Live through worlds from this seed on, some at a time, until it is enough."""
     lived = LivedWorlds()
     run = partial(run_seed, mutation=mutation)
     with ExitStack() as stack:
         through: Callable[..., Iterable[Run]] = map
         if processes > 1:
             through = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes)).imap
-        while lived.counts["fetch started"] < fetches or lived.worlds < worlds:
+        while not enough(lived):
             begin = first + lived.worlds
             for each in through(run, range(begin, begin + BATCH)):
                 lived.take(each)
@@ -76,9 +84,14 @@ def live(first: int, mutation: str, processes: int, *, fetches: int = 0, worlds:
 def prove(fetches: int, push_worlds: int, first: int, processes: int) -> ProofResult:
     """Run both designs, and compare."""
     began = time.monotonic()
-    pull = live(first, "", processes, fetches=fetches)
+    pull = live(first, "", processes, lambda lived: lived.counts["fetch started"] >= fetches)
     seconds = time.monotonic() - began
-    push = live(first, PUSHED, processes, worlds=push_worlds)
+    push = live(
+        first,
+        PUSHED,
+        processes,
+        lambda lived: lived.worlds >= push_worlds * (1 if lived.wrong else PUSH_LONGER),
+    )
     counts = pull.counts
     return ProofResult(
         (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tests.proofs.handover import FAULTS, prove
+from tests.proofs.handover import prove
 
-FIRST = 40  # of the seeds; in two of twenty pushed pages are another's already
+LATE = ("fetch abandoned", "fetch failed unproven", "bytes landed after the end of interest")
 
 
 def test_pulled_pages_are_right_where_pushed_ones_are_not() -> None:
-    result = prove(fetches=500, push_worlds=20, first=FIRST, processes=1)
-    assert [name for name in FAULTS if not result.seen[name]] == []
-    assert result.seen["pushed: worlds that failed otherwise"] == 0
+    result = prove(fetches=300, push_worlds=10, first=40, processes=1)
+    assert [name for name in LATE if not result.seen[name]] == []
     assert result.broken == []
