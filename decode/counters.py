@@ -93,7 +93,7 @@ class DecodeCounters(LeaseCounters):
         "segue_returned_to_router_total",
         "Requests that had no room here or in host memory; another attempt recomputes them.",
     )
-    migrations: int = counted(MIGRATIONS, outcome="offered")
+    migrations: int = counted(MIGRATIONS, outcome="offered", cause="")
     transfer_seconds: deque[float] = durations(
         "segue_transfer_seconds",
         "Seconds from when a decode worker received a baton until all pages were in its memory.",

@@ -289,6 +289,11 @@ class RouterConfig(ProcessConfig):
         description="Seconds of requests in prefill or waiting for decode, at the rate at which decode takes them. "
         "Under overload further ones wait before they are computed, so that no stream pauses after its first token.",
     )
+    balance_steps: Count = Field(
+        default=64,
+        description="Decode steps for which all that runs at a decode worker should have pages. Where it has not, "
+        "streams migrate to a worker that has room, before any is retracted. 0: they stay where they are.",
+    )
     prefill_policy: PolicyName = Field(
         default="cache_aware",
         description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix.",

@@ -91,9 +91,10 @@ W = TypeVar("W", bound=Candidate)
 
 
 # It has the prefix; it is the prefix's own worker; it has done least lately; those that have the prefix are far behind;
-# it has least, by the policy; it has the session; it has the prompt from a sibling; it computes the prompt sooner
+# it has least, by the policy; it has the session; it has the prompt from a sibling; it computes the prompt sooner;
+# prompts wait and it has most streams; the worker that it leaves lacks pages
 PlacementReason = Literal[
-    "cached", "own", "spread", "balance", "least", "session", "group", "sooner", "packed"
+    "cached", "own", "spread", "balance", "least", "session", "group", "sooner", "packed", "headroom"
 ]
 
 

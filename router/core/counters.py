@@ -31,6 +31,7 @@ from shared.primitives.metric_fields import (
 
 GapPart = Literal["queue", "fetch", "joining", "first_step"]  # see `HandOver`
 PauseCause = Literal["moved", "lost_decode", "lost_prefill", "retracted", "no_room", "other"]
+MigrationCause = Literal["drain", "balance", "packed"]
 PAUSE_SECONDS = HistogramMetric(
     "segue_pause_seconds",
     "Seconds between two tokens of a stream, where they are more than one, by what held it up: it was moved to another "
@@ -65,7 +66,9 @@ class RouterCounters:
         "lost_prefill",
         "lost_decode",
     )
-    migrations: Counter[str] = counted_by(MIGRATIONS, "migrated", "recomputed")
+    migrations: Counter[tuple[str, ...]] = counted_by_labels(
+        MIGRATIONS, ("migrated", "drain"), ("recomputed", "drain"), ("migrated", "balance")
+    )
     stale_batons: Counter[str] = counted_by(STALE_BATONS)  # stale, unreachable, lease_ended
     refusals: Counter[str] = counted_by(
         CounterMetric("segue_refusals_total", "Requests that a worker refused, by its reason.", ("reason",))

@@ -33,6 +33,7 @@ from router.core.queueing.admission import (
 )
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
+from router.core.queueing.balance import Balance, was_left
 from router.core.queueing.foresight import Foresight
 from router.core.queueing.local_prompts import LocalPlacement
 from router.core.queueing.stranded_streams import StrandedStreams
@@ -76,6 +77,7 @@ class RouterCore:
         self._local_prompts = LocalPlacement(
             settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
         )
+        self._balance = Balance(settings, self.fleet, self._requests.live)
         self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
@@ -229,7 +231,7 @@ class RouterCore:
         if worker is None:
             self.counters.dropped_messages["unknown_worker"] += 1
         elif isinstance(message, messages.Load):
-            self._placeable |= worker.report(message)
+            self._placeable |= worker.report(message) or self._balance.is_pressed(worker)
         elif isinstance(message, messages.Draining):
             self._membership.drain(worker)
             self._placeable = True
@@ -271,7 +273,7 @@ class RouterCore:
             self._stranded_streams.look(now)
 
     def _place_ready(self, now: float) -> None:
-        """Place requests that have left a draining worker, then those that can leave one, then those not begun.
+        """Place requests that have left a worker, then those that can leave one (drain, balance), then those not begun.
 
         In another order a draining worker at saturation would keep its streams until it ends: new requests would take
         each slot that falls free, or the room that a migration had reserved.
@@ -282,6 +284,7 @@ class RouterCore:
         attempts = PlacementPass(self.settings.backfill_max)
         self._serve(migrating, self._to_decode, attempts, now)
         self._request_migrations(now)
+        self._rebalance(now)
         self._pack_begun(now)
         self._gather_streams(now)
         self._serve(others, self._to_decode, attempts, now)
@@ -402,6 +405,10 @@ class RouterCore:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
             return True
+        if self._is_cornered(live, now):
+            event, peer = RequestEvent.LEASE_ENDED, live.holder.peer if live.holder is not None else ""
+            self._requests.try_again(live, event, now, peer=peer, cause="holder_drains", counts=False)
+            return None
         if not live.unread_by:
             return False if some_fit else None
         if self._better_elsewhere(live, now):
@@ -419,10 +426,12 @@ class RouterCore:
         some_fit, is_late = False, now >= self._reservations.late_at(live)
         packs = self._packs_streams()
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
-            untried = self._untried(live, workers)
+            untried = self._untried(live, workers, now)
             some_fit |= bool(untried)
             for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
                 choice = self._stream_packing.place(live, readers, now) if packs else None
+                if choice is None and live.migrating and live.migration_cause == "balance":
+                    choice = self._balance.place(live, readers, now, evens=False)
                 choice = choice or placement.place_decode(
                     live.need, readers, self.fleet.prefixes, self.settings, now, is_late=is_late
                 )
@@ -444,13 +453,27 @@ class RouterCore:
         shared = len(live.request.token_ids) if live.sampling_group.is_at_reader else 0
         return placement.place_beside_group(live.need, reader, shared, self.settings, now)
 
-    def _untried(self, live: LiveRequest, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Decode workers that have not failed to fetch its pages; of a stream that moves, others than its holder."""
+    def _untried(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
+        """Decode workers that have not failed to fetch its pages; of a stream that moves, none that it comes from."""
         if live.unread_by:
             workers = [worker for worker in workers if worker.peer not in live.unread_by]
         if live.migrating:
-            workers = [worker for worker in workers if worker is not live.holder] or workers
+            away = [worker for worker in workers if _is_away(live, worker, now)]
+            workers = away if away or self._can_move_on(live, now) else workers
         return workers
+
+    def _can_move_on(self, live: LiveRequest, now: float) -> bool:
+        """Whether a stream that moves may wait for a worker that it does not come from."""
+        workers = placement.decode_workers(live.need, self.fleet)
+        return any(not worker.draining and _is_away(live, worker, now) for worker in workers)
+
+    def _is_cornered(self, live: LiveRequest, now: float) -> bool:
+        """Whether a stream was moved for balance, and now the worker that has its pages drains, as all others do.
+
+        It could have gone on there till its end. Its pages must not keep that worker from its end.
+        """
+        moved = live.migrating and live.migration_cause == "balance"
+        return moved and live.holder is not None and live.holder.draining and not self._can_move_on(live, now)
 
     def _better_elsewhere(self, live: LiveRequest, now: float) -> bool:
         """Whether to compute a request anew whose pages could not be fetched.
@@ -459,7 +482,7 @@ class RouterCore:
         and another prefill worker is there.
         """
         workers = placement.decode_workers(live.need, self.fleet)
-        if all(worker.draining for worker in self._untried(live, workers)):
+        if all(worker.draining for worker in self._untried(live, workers, now)):
             return True
         if live.rerouted:
             return False
@@ -501,7 +524,7 @@ class RouterCore:
         if choice is not None:
             live.made_room = True
             self.counters.moved_streams += 1
-            self._requests.request_migration(live, choice)
+            self._requests.request_migration(live, choice, "packed")
 
     def _packs_streams(self, besides: int = 0) -> bool:
         """Whether streams are packed onto few workers, since prompts wait besides so many."""
@@ -516,6 +539,23 @@ class RouterCore:
                     choice, _ = self._reader(live, now)
                     if choice is not None:
                         self._requests.request_migration(live, choice)
+
+    def _rebalance(self, now: float) -> None:
+        """Streams leave workers that are about to retract some, for others that have room."""
+        for source in self._balance.pressed():
+            for live in self._balance.leaving(source, now):
+                live.refresh_need()
+                handful = next(placement.decode_rounds(live.need, self.fleet, self.settings))
+                for readers in self._unreachable_pairs.readers(source, handful, now):
+                    choice = self._balance.place(live, readers, now)
+                    if choice is not None:
+                        self._requests.request_migration(live, choice, "balance")
+                        break
+
+
+def _is_away(live: LiveRequest, worker: Worker, now: float) -> bool:
+    """Whether a stream that moves does not come from the worker."""
+    return worker is not live.holder and not was_left(live, worker.peer, now)
 
 
 def _is_past_target(live: LiveRequest, now: float) -> bool:

@@ -76,9 +76,10 @@ def counted_by(metric: CounterMetric, *from_zero: str) -> Counter[str]:
     return field(default_factory=lambda: Counter(zeros), metadata={_SHOWN_BY: (metric, None)})
 
 
-def counted_by_labels(metric: CounterMetric) -> Counter[tuple[str, ...]]:
-    """Declare totals by all labels of `metric`, in their order."""
-    return field(default_factory=Counter, metadata={_SHOWN_BY: (metric, None)})
+def counted_by_labels(metric: CounterMetric, *from_zero: tuple[str, ...]) -> Counter[tuple[str, ...]]:
+    """Declare totals by all labels of `metric`, in their order; those of `from_zero` as in `counted_by`."""
+    zeros = dict.fromkeys(from_zero, 0)
+    return field(default_factory=lambda: Counter(zeros), metadata={_SHOWN_BY: (metric, None)})
 
 
 def observed(metric: HistogramMetric, **labels: str) -> deque[float]:
@@ -141,9 +142,10 @@ REQUESTS = CounterMetric(
 )
 MIGRATIONS = CounterMetric(
     "segue_migrations_total",
-    "Requests that migrated from a draining decode worker. The worker counts those it offered; routers count those "
-    "whose pages were fetched (migrated) and those that were recomputed.",
-    ("outcome",),
+    "Requests that migrated from one decode worker to another. The worker counts those it offered; routers count "
+    "those whose pages were fetched (migrated) and those that were recomputed, by cause: the worker drains (drain), "
+    "has few pages left (balance), or has computed the prompt while others wait (packed).",
+    ("outcome", "cause"),
 )
 STALE_BATONS = CounterMetric(
     "segue_stale_batons_total", "Batons that could not be used, by cause.", ("cause",)

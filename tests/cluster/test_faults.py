@@ -277,7 +277,7 @@ def terminating(release: HelmRelease, before: list[ClusterPod]) -> list[ClusterP
 
 def migrations(release: HelmRelease) -> float:
     """Requests whose pages were fetched by another decode pod."""
-    return release.total("router", "segue_migrations_total{outcome=migrated}")
+    return release.total("router", "segue_migrations_total{cause=drain,outcome=migrated}")
 
 
 def continuations(release: HelmRelease) -> float:

@@ -191,6 +191,8 @@ EXPECTED = [
     "path exit worker.ended_with_work",
     "migration migrated",
     "migration recomputed",
+    "migration for balance",
+    "judged at router: a stream leaves a worker that lacks pages",
     "path session ended because the loop hangs",
     "path session refused while the loop hangs",
     "path router ended",
@@ -244,8 +246,9 @@ def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():
         counts[f"continued after {cause}"] += count
-    for outcome, count in counters.migrations.items():
+    for (outcome, cause), count in counters.migrations.items():
         counts[f"migration {outcome}"] += count
+        counts[f"migration for {cause}"] += count
     for cause, count in counters.dropped_messages.items():
         counts[f"dropped {cause}"] += count
 

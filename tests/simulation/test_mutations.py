@@ -19,6 +19,7 @@ SEEDS_MAX = 1000  # as many as must pass
 REFRESH = "python -m tests.simulation --mutations writes which, and this test is fast again"
 AREAS = {
     "bad words",
+    "balance",
     "caches",
     "begun streams",
     "migration",

@@ -75,7 +75,7 @@ class Foresight:
         )
         for workers in (handful, everyone):
             best, spare_max = None, -1.0
-            seconds = FORESEEN * self._settings.ready_seconds * _own_share(workers)
+            seconds = FORESEEN * self._settings.ready_seconds * own_share(workers)
             for worker in workers:
                 if (
                     worker.load.pages_for_new < 0
@@ -97,7 +97,7 @@ class Foresight:
         return not told, None
 
 
-def _own_share(workers: Sequence[Worker]) -> float:
+def own_share(workers: Sequence[Worker]) -> float:
     """The share of what runs at these workers that came from this router: as much of what comes back is for it."""
     own = sum(len(worker.assigned) for worker in workers)
     return own / max(own, 1, sum(worker.load.running + worker.load.queued for worker in workers))

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from router.core.counters import GapPart, PauseCause
+from router.core.counters import GapPart, MigrationCause, PauseCause
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.hand_over import HandOver
@@ -67,6 +67,8 @@ class LiveRequest:
     foreseen_at: Worker | None = None  # decode worker that will have pages for it; until it is sent there
     target: Worker | None = None  # where room is reserved for it: its migration was requested
     made_room: bool = False  # it was asked to leave a worker for the prompts there, which it is once
+    migration_cause: MigrationCause = "drain"  # of the last migration that was asked for
+    moved_from: tuple[tuple[str, float], ...] = ()  # workers that it left for balance, and when
     migrating: bool = False  # its decode worker leases its pages, and no other has them yet
     baton: Baton | None = None
     kv_group: KvGroup = ("", "")  # of the prefill worker of this attempt

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TypeVar
 
 from router.config import RouterConfig
-from router.core.counters import PauseCause, RouterCounters
+from router.core.counters import MigrationCause, PauseCause, RouterCounters
 from router.core.effects import (
     ClientRequest,
     NewTokens,
@@ -166,18 +166,23 @@ class RequestTable:
         """prefilling → ready: the pages lie on the prefill worker."""
         self._become_ready(live, baton, RequestEvent.PREFILLED, now)
 
-    def request_migration(self, live: LiveRequest, choice: Placement[Worker]) -> None:
+    def request_migration(
+        self, live: LiveRequest, choice: Placement[Worker], cause: MigrationCause = "drain"
+    ) -> None:
         """Another decode worker has room: reserve it, and ask the present one to lease the pages.
 
         One that still computes the prompt leases them with the first token.
         """
         assert live.worker is not None, live.rid
+        live.migration_cause = cause
         self.reservations.reserve_target(live, choice.worker)
         self.reservations.send(live.worker, messages.Migrate(live.rid, live.attempt))
 
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding or extending → ready: the decode worker leases the pages; who fetches them is chosen anew."""
         live.migrating, live.held_up_by = True, "moved"
+        if live.migration_cause == "balance" and live.worker is not None:
+            live.moved_from += ((live.worker.peer, now),)
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
     def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
@@ -208,7 +213,7 @@ class RequestTable:
         if live.migrating:
             live.migrating = False
             live.migrations += 1
-            self._counters.migrations["migrated"] += 1
+            self._counters.migrations["migrated", live.migration_cause] += 1
         self._note_joined(live)
 
     def generate(self, live: LiveRequest, token_ids: tuple[int, ...], logprobs: Logprobs, now: float) -> None:
@@ -308,7 +313,7 @@ class RequestTable:
         live.held_up_by, live.hand_over = _held_up_by(cause, live), None
         if live.migrating:
             live.migrating = False
-            self._counters.migrations["recomputed"] += 1
+            self._counters.migrations["recomputed", live.migration_cause] += 1
         self.reservations.withdraw(live, worker_has_released)
         self._advance(live, event, now, peer, cause)
         live.attempt += 1
@@ -449,6 +454,8 @@ def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:
         return "retracted"
     if cause == "lease_ended":
         return "no_room"  # its holder has kept the pages for as long as it could
+    if cause == "holder_drains":
+        return "moved"
     worker = live.waits_on
     return "lost_prefill" if worker is not None and worker.hello.role == "prefill" else "lost_decode"
 

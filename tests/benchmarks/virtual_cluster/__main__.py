@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from tests.benchmarks.virtual_cluster.balance_scenarios import BALANCE_SCENARIOS
 from tests.benchmarks.virtual_cluster.cache_scenarios import CACHE_SCENARIOS
 from tests.benchmarks.virtual_cluster.figures import Figures
 from tests.benchmarks.virtual_cluster.fleet_scenarios import FLEET_SCENARIOS
@@ -24,7 +25,7 @@ from tests.benchmarks.virtual_cluster.scenario import (
     run_scenario,
 )
 
-SCENARIOS = LOAD_SCENARIOS | CACHE_SCENARIOS | PROMISE_SCENARIOS | FLEET_SCENARIOS
+SCENARIOS = LOAD_SCENARIOS | CACHE_SCENARIOS | PROMISE_SCENARIOS | BALANCE_SCENARIOS | FLEET_SCENARIOS
 
 
 def _write(figures: Mapping[str, object], indent: str) -> None:

@@ -245,7 +245,10 @@ class VirtualCluster:
             "targets": dict(sum((core.targets for core in cores), Counter())),
             "foreseen": len(pairs),
             "foreseen_error_p50": quantile(errors, 0.5),
-            "migrations": dict(sum((core.migrations for core in cores), Counter())),
+            "migrations": {
+                " ".join(key): count
+                for key, count in sorted(sum((core.migrations for core in cores), Counter()).items())
+            },
             "continuations": dict(sum((core.continuations for core in cores), Counter())),
             "worker_refusals": dict(sum((core.refusals for core in cores), Counter())),
         }

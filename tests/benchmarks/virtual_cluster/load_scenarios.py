@@ -277,8 +277,10 @@ def _drain_at_saturation(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 
 def _migrated_share(figures: Mapping[str, Figures]) -> Figures:
     drain = figures["drain"]
-    migrated = number(drain, "migrations", "migrated")
-    recomputed = number(drain, "migrations", "recomputed") + number(drain, "continuations", "lost_decode")
+    migrated = number(drain, "migrations", "migrated drain")
+    recomputed = number(drain, "migrations", "recomputed drain") + number(
+        drain, "continuations", "lost_decode"
+    )
     return {
         "migrated": migrated,
         "recomputed": recomputed,

@@ -106,7 +106,7 @@ def test_a_stream_migrates_from_a_draining_decode_worker(path_of_a_gpu: LocalDep
     undisturbed = crowd(path_of_a_gpu.url, [PROMPT], 1, **LONG)[0]
     tried_again = continuations(path_of_a_gpu)
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=drain, params=LONG)) == undisturbed
-    assert path_of_a_gpu.total("router", "segue_migrations_total{outcome=migrated}") == 1
+    assert path_of_a_gpu.total("router", "segue_migrations_total{cause=drain,outcome=migrated}") == 1
     assert continuations(path_of_a_gpu) == tried_again
     until(path_of_a_gpu.all_linked, 180, "all workers' readiness")
     until(lambda: not path_of_a_gpu.held(), 5, "everything given back")

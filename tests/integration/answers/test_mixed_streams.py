@@ -143,7 +143,7 @@ def test_sixty_mixed_streams_come_whole_through_kills_migrations_and_retractions
     undisturbed = asyncio.run(all_of_them(tight.url, []))
     retracted = tight.total("decode", "segue_retractions_total")  # who is killed takes its count along
     tried_again = continuations(tight)
-    migrated = tight.total("router", "segue_migrations_total{outcome=migrated}")
+    migrated = tight.total("router", "segue_migrations_total{cause=drain,outcome=migrated}")
 
     async def run() -> list[Answer]:
         ended: list[int] = []
@@ -161,6 +161,8 @@ def test_sixty_mixed_streams_come_whole_through_kills_migrations_and_retractions
     assert sum(bool(told.logprobs) for answer in answers for told in answer.values()) == OF_EACH
     until(tight.all_linked, 60, "all workers' readiness")
     assert continuations(tight) > tried_again, "nothing was lost"
-    assert tight.total("router", "segue_migrations_total{outcome=migrated}") > migrated, "nothing migrated"
+    assert tight.total("router", "segue_migrations_total{cause=drain,outcome=migrated}") > migrated, (
+        "nothing migrated"
+    )
     assert retracted + tight.total("decode", "segue_retractions_total") >= 1, "pages never ran short"
     until(lambda: not tight.held(), 10, "everything given back")

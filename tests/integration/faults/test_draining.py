@@ -18,11 +18,11 @@ def test_streams_migrate_by_their_pages_from_a_draining_decode_worker(
     two_each: LocalDeployment, undisturbed_crowd: list[StreamedAnswer]
 ) -> None:
     tried_again, extended = continuations(two_each), two_each.total("prefill", "segue_extend_tokens_total")
-    migrated = two_each.total("router", "segue_migrations_total{outcome=migrated}")
+    migrated = two_each.total("router", "segue_migrations_total{cause=drain,outcome=migrated}")
     answers, held, seconds = asyncio.run(drain_a_decode_worker(two_each))
     assert answers == undisturbed_crowd
     assert held >= 3
-    assert two_each.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
+    assert two_each.total("router", "segue_migrations_total{cause=drain,outcome=migrated}") == migrated + held
     assert continuations(two_each) == tried_again, what_happened(two_each)
     computed = two_each.total("prefill", "segue_extend_tokens_total") - extended
     assert computed <= sum(len(prompt) for prompt in PROMPTS), "nothing but prompts was computed"

@@ -69,10 +69,13 @@ def test_streams_migrate_from_a_draining_worker_by_reads_over_tls(
 ) -> None:
     until(lambda: linked_workers(two_over_tls) == 3, 60, "all workers' readiness")
     tried_again = continuations(two_over_tls)
-    migrated = two_over_tls.total("router", "segue_migrations_total{outcome=migrated}")
+    migrated = two_over_tls.total("router", "segue_migrations_total{cause=drain,outcome=migrated}")
     answers, held, _ = asyncio.run(drain_a_decode_worker(two_over_tls))
     assert answers == undisturbed_crowd
     assert held > 0
-    assert two_over_tls.total("router", "segue_migrations_total{outcome=migrated}") == migrated + held
+    assert (
+        two_over_tls.total("router", "segue_migrations_total{cause=drain,outcome=migrated}")
+        == migrated + held
+    )
     assert continuations(two_over_tls) == tried_again, what_happened(two_over_tls)
     until(lambda: not two_over_tls.held(), 10, "everything given back")

@@ -46,8 +46,10 @@ from shared.kv.page_pool import PageState
 from shared.links.events import LinkEvent
 from shared.scheduling.tenant_shares import share_of, tokens_by_tenant
 from shared.wire.baton import Baton
+from shared.wire.messages import Message, Migrating
 from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation.judges import waits
+from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
@@ -62,6 +64,8 @@ class JudgedRouterCore(JudgedCaches):
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
         self._moved: set[str] = set()  # streams that left a worker to the prompts there
+        self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
+        self._balance_judge = BalanceJudge(self, self.judged)
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -134,6 +138,19 @@ class JudgedRouterCore(JudgedCaches):
             self.judged[f"a stream leaves a worker to the prompts there {when}"] += 1
             prove_moved_in_time(self, live, self._moved)
 
+    def _rebalance(self, now: float) -> None:
+        before = {rid: live.target for rid, live in self._requests.live.items()}
+        super()._rebalance(now)
+        self._balance_judge.moved(before, now)
+        self._balance_judge.look(now)
+
+    def _received(self, peer: str, message: Message, now: float) -> None:
+        live = self._requests.live.get(message.rid) if isinstance(message, Migrating) else None
+        moved = len(live.moved_from) if live is not None else 0
+        super()._received(peer, message, now)
+        if live is not None and len(live.moved_from) > moved:
+            self._balance_judge.leased(live, peer, now)
+
     def _expire(self, live: LiveRequest, kind: str, now: float) -> None:
         """A stream that has begun ends for lack of a worker only where none could continue it."""
         if live.output and kind != "request":
@@ -176,12 +193,16 @@ class JudgedRouterCore(JudgedCaches):
             live,
             self._requests.reservations.ready,
             RequestState.READY,
-            lambda other: self._fetches(other, now),
+            lambda other: self._fetches(other, now) and not self._has_become_light(other, now),
         )
         if not live.migrating and self._fetches(live, now):
             self._judge_migrations(live, now)
         failed = live.unread_by
         placed = super()._to_decode(live, now)
+        if placed:
+            self._balance_judge.placed(live, now)
+        else:
+            self._found_none[live.rid] = now
         if placed and failed:
             self.judged["pages are fetched by another worker"] += 1
             assert live.worker is not None
@@ -251,6 +272,13 @@ class JudgedRouterCore(JudgedCaches):
             return self._local_prompts.place_sooner(live, None, None, now) is not None
         return self._local_prompts.place(live, now) is not None
 
+    def _has_become_light(self, live: LiveRequest, now: float) -> bool:
+        """Whether it has found no room in this pass: what others got since makes it one that holds less than they."""
+        return self._found_none.get(live.rid) == now and any(
+            worker.assigned and not worker.by_tenant[live.tenant.name]
+            for worker in self.fleet.of_role("decode")
+        )
+
     def _may_begin(self, live: LiveRequest, now: float) -> bool:
         running_max = self.settings.tenant_running_max
         if running_max and live.tenant.running >= running_max and not live.output:
@@ -275,7 +303,7 @@ class JudgedRouterCore(JudgedCaches):
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = self._untried(live, placement.decode_workers(live.need, self.fleet))
+        workers = self._untried(live, placement.decode_workers(live.need, self.fleet), now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

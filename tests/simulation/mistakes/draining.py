@@ -11,7 +11,7 @@ from decode.output_buffer import OutputBuffer
 from router.core.queueing.backfill import PlacementPass
 from shared.batch.effects import Send
 from shared.wire.messages import Migrating
-from tests.simulation.mistakes.mutation import Mistakes
+from tests.simulation.mistakes.mutation import Mistakes, gives, nothing
 from tests.simulation.mistakes.roles import get
 
 
@@ -70,6 +70,14 @@ def _new_ones_first(_: Any, core: Any, now: float) -> None:
     get(core, "migrations are asked for")(now)
 
 
+def _wherever_there_is_room(place: Any, balance: Any, live: Any, workers: Any, now: float, **_: Any) -> Any:
+    return place(balance, live, workers, now, evens=False)
+
+
+def _but_for_what_comes(headroom: Any, balance: Any, worker: Any) -> float:
+    return float(headroom(balance, worker) + sum(worker.reserved.values()))
+
+
 MISTAKES: dict[str, Mistakes] = {
     "migration": {
         "a baton promises what the step in flight will write": {"what has settled is leased": _leased_early},
@@ -98,6 +106,28 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "new requests take the room that streams of a draining worker need": {
             "ready requests are placed": _new_ones_first
+        },
+    },
+    "balance": {
+        "two workers pass one stream to and fro": {
+            "how often a stream may move": 1000,
+            "a worker was left by a stream that moves": gives(False),
+            "a worker was left by a stream that is placed": gives(False),
+        },
+        "streams leave a worker that has pages": {
+            "a worker lacks pages": lambda _, _balance, worker: (
+                worker.load.running > 1 and worker.hello.limits.page_size > 0
+            )
+        },
+        "no stream leaves a worker that lacks pages": {"streams leave workers that lack pages": nothing},
+        "a stream makes the worker that it goes to as full as that which it leaves": {
+            "where a stream that leaves goes": _wherever_there_is_room
+        },
+        "what has been asked to come is not counted where streams go": {
+            "pages that are left when all has gone on": _but_for_what_comes
+        },
+        "a stream that was moved keeps a draining worker from its end": {
+            "a stream that was moved holds up a worker that drains": gives(False)
         },
     },
     "router_drain": {

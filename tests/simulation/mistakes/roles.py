@@ -189,14 +189,28 @@ PLACES: dict[str, dict[str, str]] = {
         "a request is sent to decode": "_to_decode",
         "migrations are asked for": "_request_migrations",
         "a stream is asked to leave": "_ask_to_leave",
+        "streams leave workers that lack pages": "_rebalance",
+        "a stream that was moved holds up a worker that drains": "_is_cornered",
         "requests of a router": "_requests",
     },
-    "router.core.dispatch": {"the target of a request": "target_of"},
+    "router.core.dispatch": {
+        "the target of a request": "target_of",
+        "a worker was left by a stream that is placed": "was_left",
+    },
     "router.core.drain.RouterDrain": {
         "a router begins to drain": "__init__",
         "a draining router goes on": "tick",
     },
     "router.core.effects.ClientRequest": {"tokens a request is charged for": "charged_tokens"},
+    "router.core.queueing.balance": {
+        "how often a stream may move": "MOVES_MAX",
+        "a worker was left by a stream that moves": "was_left",
+    },
+    "router.core.queueing.balance.Balance": {
+        "a worker lacks pages": "is_pressed",
+        "where a stream that leaves goes": "place",
+        "pages that are left when all has gone on": "_headroom",
+    },
     "router.core.queueing.backpressure.Backpressure": {
         "decode has enough in front of it": "full_lanes",
         "streams are late": "late_lanes",

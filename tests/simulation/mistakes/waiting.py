@@ -219,7 +219,7 @@ MISTAKES: dict[str, Mistakes] = {
             "a worker could not fetch": _failed_fetch_is_a_loss
         },
         "a worker that could not fetch the pages is asked for them again": {
-            "workers not yet tried": lambda _, _core, _live, workers: workers
+            "workers not yet tried": lambda _, _core, _live, workers, _now: workers
         },
     },
     "links": {"a worker whose loop hangs keeps its sessions": {"a loop hangs": gives(False)}},

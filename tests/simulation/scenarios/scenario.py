@@ -101,6 +101,7 @@ class ScenarioSizes:
     tenant_weights: tuple[str, ...] = ()
     share_prefix_cache: bool = False
     backfill_max: int = 32
+    balance_steps: int = 64
     ready_seconds: float = 2.0
     ttft_target_seconds: float = 0.0
     unreachable_seconds: float = 30.0

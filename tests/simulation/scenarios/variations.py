@@ -169,6 +169,11 @@ def ageing(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(ageing_seconds=scenario.random("ageing").choice((0.02, 0.2, 5.0)))
 
 
+def balance(scenario: SimulationScenario) -> SimulationScenario:
+    """In most worlds streams leave workers that lack pages; how soon they count as such differs."""
+    return scenario.sized(balance_steps=scenario.random("balance").choice((0, 4, 16, 64)))
+
+
 def candidates(scenario: SimulationScenario) -> SimulationScenario:
     """In half of the worlds the fleet is larger than the handful of workers that a request is compared on."""
     handful = scenario.random("candidates").choice((1, 2, 8, 8))
@@ -437,6 +442,7 @@ VARIATIONS: tuple[Variation, ...] = (
     policies,
     short_share,
     ageing,
+    balance,
     candidates,
     patience,
     without_max_tokens,  # before the crowd of `waits`: its requests stay small

@@ -176,7 +176,7 @@ GATES = (
             ("upgrade", "events", "prefill upgraded"),
             ("upgrade", "events", "decode upgraded"),
             ("upgrade", "events", "router upgraded"),
-            ("upgrade", "migrations", "migrated"),
+            ("upgrade", "migrations", "migrated drain"),
         ),
     ),
     Gate(
@@ -313,7 +313,7 @@ GATES = (
         scenario="drain_at_saturation",
         size=ScenarioSize(length=0.5),
         at_least=(("migrated_share", 0.95),),
-        occurred=(("drain", "migrations", "migrated"), ("drain", "events", "running_at_sigterm")),
+        occurred=(("drain", "migrations", "migrated drain"), ("drain", "events", "running_at_sigterm")),
     ),
     Gate(
         scenario="satout",

@@ -90,7 +90,7 @@ def test_a_count_by_cause_is_a_series_a_cause() -> None:
 def test_a_count_by_cause_shows_some_causes_before_they_occur() -> None:
     metrics = Metrics("router")
     metrics.publish(RouterCounters())
-    assert scrape(metrics)["segue_migrations_total", ("router", "recomputed")] == 0
+    assert scrape(metrics)["segue_migrations_total", ("router", "recomputed", "drain")] == 0
 
 
 def test_observations_are_taken_once() -> None:

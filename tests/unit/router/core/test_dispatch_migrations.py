@@ -27,7 +27,7 @@ def test_a_stream_migrates_to_a_worker_with_room_and_continues_with_the_same_tok
     assert world.sent(Release, "r")[-1][0] == "d0"
     world.generated("d1", "r", 3, 13)
     assert world.output("r") == [10, 11, 12, 13]
-    assert world.core.counters.migrations == Counter(migrated=1)
+    assert world.core.counters.migrations == Counter({("migrated", "drain"): 1})
     assert world.core.counters.continuations == Counter()
     assert len(world.sent(Prefill)) == 1
     world.finished("d1", "r", 4)
@@ -149,7 +149,7 @@ def test_when_its_new_worker_is_lost_while_it_fetches_a_third_one_fetches_the_sa
     assert (again.attempt, again.baton, again.token_ids) == (1, decode.baton, decode.token_ids)
     assert not world.sent(Prefill, "r")[1:]
     world.joined(third, "r")
-    assert world.core.counters.migrations == Counter(migrated=1)
+    assert world.core.counters.migrations == Counter({("migrated", "drain"): 1})
     assert world.core.counters.continuations == Counter()
 
 
@@ -188,7 +188,7 @@ def test_a_migrating_stream_whose_pages_cannot_be_fetched_is_recomputed() -> Non
     peer, again = world.sent(Prefill, "r")[-1]
     assert (again.attempt, again.token_ids) == (2, (1, 2, 3, 10, 11))
     assert world.sent(Cancel, "r")[-1][0] == "d0"
-    assert world.core.counters.migrations == Counter(recomputed=1)
+    assert world.core.counters.migrations == Counter({("recomputed", "drain"): 1})
     world.prefilled(peer, "r", 12, attempt=2, index=2)
     assert world.placed(Decode, "r") == "d1"
 

@@ -1,0 +1,151 @@
+"""Where decode pods fill unevenly: streams leave a pod that is about to retract some for one that has room.
+
+Nobody knows how long an output will be, so one pod fills up while another one empties. A stream that is retracted
+stands still for a turn or more; one that migrates pauses for as long as its pages take. So whatever runs at a pod must
+have pages for its next `balance_steps` steps there. Where it has not, or something is retracted, the youngest streams
+leave, as those would be retracted first: as many as are lacking, by this router's share of what runs there.
+
+    headroom = free pages - those on their way - balance_steps of all that are there
+    headroom < 0, or something is retracted: a stream of p pages goes where
+        headroom there - p - its own steps >= 0   and   p <= half of the difference between the two
+
+So the two do not change places. A stream is moved `MOVES_MAX` times in its life, and never back to a pod that it has
+left within `BACK_SECONDS`: two pods that are both nearly full would pass it to and fro. One that has got no token
+lately is left alone: it may be retracted already, and its pages in host memory stay where they are. So are the choices
+of one request, which share the pages of their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from router.config import RouterConfig
+from router.core.fleet import placement
+from router.core.fleet.workers import Fleet, Worker
+from router.core.queueing.foresight import own_share
+from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import LiveRequest
+from router.placement_policies import Placement
+
+MOVES_MAX = 2  # of one request
+BACK_SECONDS = 30.0  # for so long it does not return to a worker that it has left
+MOVES_AT_A_TIME = 4  # from one worker: those that leave are read by others meanwhile
+MARGIN = 0.05  # of a pool, that is left besides
+MOVED_SHARE_MAX = 0.25  # of a pool: a larger one is refused where others have to grow, and waits for long
+FRESH_SECONDS = 0.5  # since its last token: what has waited longer may not run any more
+
+
+class Balance:
+    """Chooses the streams that leave a pressed decode worker, and where they go. `now` in seconds."""
+
+    def __init__(self, settings: RouterConfig, fleet: Fleet, live: Mapping[str, LiveRequest]):
+        self._settings = settings
+        self._fleet = fleet
+        self._live = live
+
+    def is_pressed(self, worker: Worker) -> bool:
+        """Whether the worker may soon have to retract one of several requests, or has done so."""
+        return (
+            self._settings.balance_steps > 0
+            and worker.hello.role == "decode"
+            and worker.load_number > 0
+            and not worker.draining
+            and worker.hello.limits.page_size > 0
+            and worker.load.running > 1
+            and (not worker.load.accepting or self._headroom(worker) < 0)
+        )
+
+    def pressed(self) -> list[Worker]:
+        """The workers that some of their streams had better leave."""
+        return [worker for worker in self._fleet.of_role("decode") if self.is_pressed(worker)]
+
+    def leaving(self, source: Worker, now: float) -> Iterator[LiveRequest]:
+        """Streams to find another place for, the next one each time, until enough are on their way."""
+        movable = [live for live in map(self._live.__getitem__, source.assigned) if _is_movable(live, now)]
+        for live in sorted(movable, key=lambda live: (len(live.output), -live.need.tokens, live.arrival)):
+            pages = self._pages_leaving(source, now)
+            if len(pages) >= MOVES_AT_A_TIME or sum(pages) >= self._lacking(source):
+                return
+            yield live
+
+    def place(
+        self, live: LiveRequest, workers: Sequence[Worker], now: float, *, evens: bool = True
+    ) -> Placement[Worker] | None:
+        """The worker with most headroom among those that have room; None: it stays where it is.
+
+        `evens`: only where the two differ by twice its pages, so that they do not change places.
+        """
+        source, share = live.waits_on, own_share(self._fleet.of_role("decode")) if evens else 1.0
+        able = [
+            (headroom, worker)
+            for worker in placement.roomy(live.need, workers, self._settings, now)
+            if worker is not source
+            and worker.hello.limits.page_size > 0
+            and worker.load.accepting
+            and (pages := _pages(live, worker)) <= MOVED_SHARE_MAX * worker.hello.limits.pages
+            and not was_left(live, worker.peer, now)
+            and share
+            * (
+                headroom := self._headroom(worker)
+                - self._growth(worker)
+                - (evens and MARGIN * worker.hello.limits.pages)
+            )
+            >= pages
+            and (not evens or source is None or 2 * pages <= headroom - self._headroom(source))
+        ]
+        if not able:
+            return None
+        headroom, best = max(able, key=lambda each: (each[0], -each[1].arrival))
+        return Placement(best, f"its worker lacks pages, {headroom:.0f} are left here", "headroom")
+
+    def _headroom(self, worker: Worker) -> float:
+        """Pages that are left at a decode worker when all that is there has gone on for `balance_steps`.
+
+        Requests that are retracted lack as much as the others hold.
+        """
+        load = worker.load
+        coming = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
+        requests = worker.requests + len(worker.reserved) + len(worker.foreseen)
+        held = worker.pages_for(load.running_tokens) / max(1, load.running)
+        retracted = 0.0 if load.accepting else load.queued * held
+        return load.free_pages - coming - retracted - requests * self._growth(worker)
+
+    def _growth(self, worker: Worker) -> float:
+        """Pages that one request takes within `balance_steps`."""
+        return self._settings.balance_steps / worker.hello.limits.page_size
+
+    def _lacking(self, source: Worker) -> float:
+        """Pages that this router's streams should give back there: a share, since other routers see the same."""
+        share = len(source.assigned) / max(1, source.requests)
+        return max(0.0 if source.load.accepting else 1.0, -share * self._headroom(source))
+
+    def _pages_leaving(self, source: Worker, now: float) -> list[int]:
+        """Pages of each stream that is about to leave, or whose pages are read by others."""
+        own = map(self._live.__getitem__, source.assigned)
+        asked = [live for live in own if live.target is not None and _is_fresh(live, now)]
+        leased = [self._live[rid] for rid in source.leases if self._live[rid].migrating]
+        return [_pages(live, source) for live in (*asked, *leased)]
+
+
+def was_left(live: LiveRequest, peer: str, now: float) -> bool:
+    """Whether the request was moved away from the worker lately."""
+    return any(left == peer and now < at + BACK_SECONDS for left, at in live.moved_from)
+
+
+def _is_movable(live: LiveRequest, now: float) -> bool:
+    return (
+        live.state is RequestState.DECODING
+        and live.joined
+        and live.target is None
+        and live.sampling_group is None
+        and len(live.moved_from) < MOVES_MAX
+        and _is_fresh(live, now)
+    )
+
+
+def _is_fresh(live: LiveRequest, now: float) -> bool:
+    return now < live.token_at + FRESH_SECONDS
+
+
+def _pages(live: LiveRequest, worker: Worker) -> int:
+    return worker.pages_for(len(live.request.token_ids) + len(live.output))

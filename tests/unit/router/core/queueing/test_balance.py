@@ -1,0 +1,142 @@
+"""Streams leave a decode worker that is about to retract some, for one that has room; and do not come back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from router.core.queueing.balance import BACK_SECONDS, MOVES_AT_A_TIME, MOVES_MAX
+from shared.wire.messages import Decode, Draining, Limits, Migrate
+from tests.unit.router.deployment import ScriptedDeployment, request
+
+LIMITS = Limits(context_len=4096, page_size=16, pages=512, slots=16, vocab_size=1000)
+TIGHT = 7  # pages: less than the 64 steps of two requests take
+
+
+def two_streams(decode: int = 2, streams: int = 2, **settings: object) -> ScriptedDeployment:
+    """Streams of a hundred tokens at d0, which has few pages left; the other decode workers have nothing."""
+    settings = {"decode_policy": "total_requests", **settings}
+    world = ScriptedDeployment(1, 1, limits=LIMITS, **settings)
+    for number in range(streams):
+        rid = f"r{number}"
+        world.submit(request(rid, tuple(range(1, 101)), max_new_tokens=400))
+        world.prefilled("p0", rid, 10)
+        world.joined("d0", rid)
+        world.generated("d0", rid, 1, *range(11, 11 + streams - number))  # the last has least output
+    for number in range(1, decode):
+        world.up("decode", f"d{number}", limits=LIMITS)
+        world.loaded(f"d{number}", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    return world
+
+
+def is_tight(world: ScriptedDeployment, uid: str, running: int = 2, **told: object) -> None:
+    fields: dict[str, object] = {"running": running, "running_tokens": 120 * running, "free_pages": TIGHT}
+    world.loaded(uid, slots_free=LIMITS.slots - running, **fields | told)
+
+
+def moved(world: ScriptedDeployment) -> list[str]:
+    return [f"{message.rid} from {peer}" for peer, message in world.sent(Migrate)]
+
+
+def test_the_youngest_stream_leaves_before_any_is_retracted() -> None:
+    world = two_streams()
+    is_tight(world, "d0", free_pages=8)
+    assert moved(world) == []
+    is_tight(world, "d0")
+    assert moved(world) == ["r1 from d0"]
+    world.migrating("d0", "r1", 2)
+    assert world.placed(Decode, "r1") == "d1"
+    world.joined("d1", "r1")
+    world.generated("d1", "r1", 2, 12)
+    assert +world.core.counters.migrations == Counter({("migrated", "balance"): 1})
+
+
+def test_a_worker_that_has_retracted_a_request_is_relieved_although_it_has_free_pages() -> None:
+    world = two_streams(streams=3)
+    is_tight(world, "d0", free_pages=100, accepting=False, queued=1)
+    assert moved(world) == ["r2 from d0"]
+
+
+def test_nobody_leaves_for_a_worker_that_would_be_as_full() -> None:
+    world = two_streams()
+    is_tight(world, "d1", free_pages=60)
+    is_tight(world, "d0")
+    assert moved(world) == ["r1 from d0"], "60 pages are enough"
+    world = two_streams()
+    is_tight(world, "d1", free_pages=40)
+    is_tight(world, "d0")
+    assert moved(world) == []
+
+
+def test_where_balance_is_off_and_where_one_stream_is_alone_nobody_moves() -> None:
+    world = two_streams(balance_steps=0)
+    is_tight(world, "d0")
+    alone = two_streams(streams=1)
+    is_tight(alone, "d0", running=1, free_pages=0)
+    assert moved(world) + moved(alone) == []
+
+
+def test_no_more_leave_at_a_time_than_are_lacking() -> None:
+    world = two_streams(streams=8)
+    is_tight(world, "d0", running=8, free_pages=31)
+    assert len(moved(world)) == 1, "one page is lacking"
+    is_tight(world, "d0", running=8, free_pages=0)
+    assert len(moved(world)) == MOVES_AT_A_TIME
+
+
+def test_a_stream_is_not_passed_to_and_fro() -> None:
+    world = two_streams(decode=4)
+    at = "d0"
+    for number in range(MOVES_MAX + 1):
+        other = next(uid for uid in ("d1", "d2", "d3", "d0") if uid != at)
+        for uid in {"d0", "d1", "d2", "d3"} - {at, other}:
+            world.loaded(uid, slots_free=0)
+        world.loaded(other, free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+        is_tight(world, at)
+        of_youngest = [each for each in moved(world) if each.startswith("r1")]
+        if number == MOVES_MAX:
+            assert len(of_youngest) == MOVES_MAX, "it has moved often enough"
+            return
+        assert of_youngest[-1] == f"r1 from {at}"
+        world.migrating(at, "r1", 2 + number)
+        assert world.placed(Decode, "r1") == other != at
+        world.joined(other, "r1")
+        world.generated(other, "r1", 2 + number, 20)
+        at = other
+
+
+def test_a_stream_does_not_return_for_half_a_minute_unless_its_worker_drains() -> None:
+    world = two_streams()
+    is_tight(world, "d0")
+    world.migrating("d0", "r1", 2)
+    world.joined("d1", "r1")
+    world.generated("d1", "r1", 2, 12)
+    world.loaded("d0", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    is_tight(world, "d1")
+    assert moved(world) == ["r1 from d0"]
+    world.wait(BACK_SECONDS)
+    world.generated("d1", "r1", 3, 13)
+    is_tight(world, "d1")
+    assert moved(world) == ["r1 from d0", "r1 from d1"]
+
+
+def test_a_stream_goes_back_at_once_where_its_worker_drains() -> None:
+    world = two_streams()
+    is_tight(world, "d0")
+    world.migrating("d0", "r1", 2)
+    world.joined("d1", "r1")
+    world.generated("d1", "r1", 2, 12)
+    world.loaded("d0", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    world.say("d1", Draining())
+    assert moved(world) == ["r1 from d0", "r1 from d1"]
+
+
+def test_a_stream_that_was_moved_does_not_keep_the_last_workers_from_their_ends() -> None:
+    world = two_streams()
+    is_tight(world, "d0")
+    world.loaded("d1", slots_free=0)
+    world.migrating("d0", "r1", 2)
+    assert world.state("r1") == "ready"
+    world.say("d1", Draining())
+    world.say("d0", Draining())
+    assert world.state("r1") != "ready"
+    assert world.core.counters.continuations["holder_drains"] == 1
