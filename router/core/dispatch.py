@@ -543,6 +543,8 @@ class RouterCore:
     def _rebalance(self, now: float) -> None:
         """Streams leave workers that are about to retract some, for others that have room."""
         for source in self._balance.pressed():
+            if self._backpressure.seconds_before_decode(source.kv_group, now) > 0:
+                continue  # streams wait for room already: there is none to spare
             for live in self._balance.leaving(source, now):
                 live.refresh_need()
                 handful = next(placement.decode_rounds(live.need, self.fleet, self.settings))

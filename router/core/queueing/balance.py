@@ -9,10 +9,10 @@ leave, as those would be retracted first: as many as are lacking, by this router
     headroom < 0, or something is retracted: a stream of p pages goes where
         headroom there - p - its own steps >= 0   and   p <= half of the difference between the two
 
-So the two do not change places. A stream is moved `MOVES_MAX` times in its life, and never back to a pod that it has
-left within `BACK_SECONDS`: two pods that are both nearly full would pass it to and fro. One that has got no token
-lately is left alone: it may be retracted already, and its pages in host memory stay where they are. So are the choices
-of one request, which share the pages of their prompt.
+So the two do not change places. While streams wait for decode there is no room to spare, and nobody moves. A stream is
+moved `MOVES` times in its life, and never back to a pod that it has left within `BACK_SECONDS`: two pods that are both
+nearly full would pass it to and fro. One that has got no token lately is left alone: it may be retracted already, and
+its pages in host memory stay where they are. So are the choices of one request, which share the pages of their prompt.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
 
-MOVES_MAX = 2  # of one request
+MOVES = 2  # of one request
 BACK_SECONDS = 30.0  # for so long it does not return to a worker that it has left
 MOVES_AT_A_TIME = 4  # from one worker: those that leave are read by others meanwhile
 MARGIN = 0.05  # of a pool, that is left besides
-MOVED_SHARE_MAX = 0.25  # of a pool: a larger one is refused where others have to grow, and waits for long
+LARGEST_SHARE = 0.25  # of a pool: a larger one is refused where others have to grow, and waits for long
 FRESH_SECONDS = 0.5  # since its last token: what has waited longer may not run any more
 
 
@@ -82,7 +82,7 @@ class Balance:
             if worker is not source
             and worker.hello.limits.page_size > 0
             and worker.load.accepting
-            and (pages := _pages(live, worker)) <= MOVED_SHARE_MAX * worker.hello.limits.pages
+            and (pages := _pages(live, worker)) <= LARGEST_SHARE * worker.hello.limits.pages
             and not was_left(live, worker.peer, now)
             and share
             * (
@@ -138,7 +138,7 @@ def _is_movable(live: LiveRequest, now: float) -> bool:
         and live.joined
         and live.target is None
         and live.sampling_group is None
-        and len(live.moved_from) < MOVES_MAX
+        and len(live.moved_from) < MOVES
         and _is_fresh(live, now)
     )
 

@@ -86,13 +86,11 @@ def _uneven(size: ScenarioSize) -> Mapping[str, ClusterShape]:
 def _beside_room(figures: Mapping[str, Figures]) -> Figures:
     compared: Figures = {}
     for name, run in figures.items():
-        retracted = number(run, "events", "retracted")
-        beside = number(run, "events", "retracted beside room")
-        compared[f"{name}: retracted_share"] = round(retracted / number(run, "events", "looks"), 4)
-        compared[f"{name}: of_it_beside_room"] = round(beside / max(1, retracted), 4)
-        for key in ("pause_max", "long_pause_share", "itl_p99", "goodput_tokens_per_second", "retractions"):
+        looks = number(run, "events", "looks")
+        for event in ("retracted", "retracted beside room"):
+            compared[f"{name}: {event}"] = round(number(run, "events", event) / looks, 4)
+        for key in ("pause_max", "long_pause_share", "second_token_gap_p99", "goodput_tokens_per_second"):
             compared[f"{name}: {key}"] = run[key]
-        compared[f"{name}: migrations"] = run["migrations"]
     return compared
 
 

@@ -3,7 +3,7 @@
 - Who leaves runs at a worker where something is retracted, or not all can go on for `balance_steps`.
 - Who comes finds pages beside `balance_steps` of all that are there, and the difference is twice its pages.
 - Nobody is moved more than twice, or back within half a minute. The account of that is kept here.
-- Where a stream could leave and none does, nothing is left to be done: enough are leaving already.
+- Where a stream could leave and none does, enough are leaving already, or streams wait for room.
 
 What workers have told and what lives is put together here once more; the router's sums are not asked.
 """
@@ -62,6 +62,8 @@ class BalanceJudge:
         for source in self._core.fleet.of_role("decode"):
             if not self._is_pressed(source) or self._enough_leave(source):
                 continue
+            if self._core._backpressure.seconds_before_decode(source.kv_group, now) > 0:
+                continue  # streams wait for decode
             for rid in source.assigned:
                 live = self._core._requests.live[rid]
                 if self._may_leave(live, now) and (targets := self._targets(live, source, now)):

@@ -203,7 +203,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.effects.ClientRequest": {"tokens a request is charged for": "charged_tokens"},
     "router.core.queueing.balance": {
-        "how often a stream may move": "MOVES_MAX",
+        "how often a stream may move": "MOVES",
         "a worker was left by a stream that moves": "was_left",
     },
     "router.core.queueing.balance.Balance": {

@@ -304,6 +304,16 @@ GATES = (
         occurred=(("together", "long", "requests"), ("together", "short", "requests")),
     ),
     Gate(
+        scenario="balance",
+        size=ScenarioSize(length=0.75),
+        at_most=(
+            ("balanced: retracted beside room", 0.05),
+            ("balanced, 2 routers: retracted beside room", 0.05),
+            ("balanced, 4 routers: retracted beside room", 0.05),
+        ),
+        occurred=(("balanced", "migrations", "migrated balance"), ("left", "events", "retracted")),
+    ),
+    Gate(
         scenario="ageing",
         size=ScenarioSize(length=0.5),
         at_most=(("long_by_that_without", 0.4),),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from router.core.queueing.balance import BACK_SECONDS, MOVES_AT_A_TIME, MOVES_MAX
+from router.core.queueing.balance import BACK_SECONDS, MOVES, MOVES_AT_A_TIME
 from shared.wire.messages import Decode, Draining, Limits, Migrate
 from tests.unit.router.deployment import ScriptedDeployment, request
 
@@ -86,15 +86,15 @@ def test_no_more_leave_at_a_time_than_are_lacking() -> None:
 def test_a_stream_is_not_passed_to_and_fro() -> None:
     world = two_streams(decode=4)
     at = "d0"
-    for number in range(MOVES_MAX + 1):
+    for number in range(MOVES + 1):
         other = next(uid for uid in ("d1", "d2", "d3", "d0") if uid != at)
         for uid in {"d0", "d1", "d2", "d3"} - {at, other}:
             world.loaded(uid, slots_free=0)
         world.loaded(other, free_pages=LIMITS.pages, slots_free=LIMITS.slots)
         is_tight(world, at)
         of_youngest = [each for each in moved(world) if each.startswith("r1")]
-        if number == MOVES_MAX:
-            assert len(of_youngest) == MOVES_MAX, "it has moved often enough"
+        if number == MOVES:
+            assert len(of_youngest) == MOVES, "it has moved often enough"
             return
         assert of_youngest[-1] == f"r1 from {at}"
         world.migrating(at, "r1", 2 + number)

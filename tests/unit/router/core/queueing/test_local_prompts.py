@@ -275,7 +275,7 @@ def test_a_stream_leaves_with_its_first_token_where_its_worker_was_asked_before(
     assert other not in (None, peer)
     world.say(other, Joined("r", 1, 4096, 0, 0.01))
     assert world.sent(Release, "r")[0][0] == peer
-    assert world.core.counters.migrations["migrated"] == 1
+    assert world.core.counters.migrations["migrated", "drain"] == 1
 
 
 def test_pages_that_cannot_be_its_own_are_not_believed() -> None:
