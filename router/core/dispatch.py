@@ -508,10 +508,10 @@ class RouterCore:
         worker = self._stream_packing.to_empty() if self._packs_streams() else None
         if worker is None:
             return
-        there = [self._requests.live[rid] for rid in worker.assigned]
-        room = LEAVING_STREAMS - sum(live.target is not None for live in there)
-        for live in there:
-            if room > 0 and live.joined and live.target is None:
+        streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
+        room = LEAVING_STREAMS - sum(live.target is not None for live in streams)
+        for live in streams:
+            if room > 0 and live.target is None:
                 self._ask_to_leave(live, now)
                 room -= live.target is not None
 

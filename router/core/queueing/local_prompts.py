@@ -28,7 +28,8 @@ from router.placement_policies import Placement
 Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
-WORTH_WAITING = 2  # times as long as a worker without a turn: one that takes longer is not worth it
+# Times as long as a worker that has no turn yet: one that takes longer is not worth it, unless it is idle.
+WORTH_WAITING, WORTH_IDLE = 1.2, 3
 
 
 class LocalPlacement:
@@ -113,7 +114,8 @@ class LocalPlacement:
     def _soonest(self, live: LiveRequest, now: float) -> tuple[Worker | None, float]:
         """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
 
-        One that takes far longer than another which has room, too, but no turn yet gets none: that turn is soon.
+        One that takes longer than another which has room, too, but no turn yet gets none: that turn is soon. An idle
+        one may take far longer, so that a prefix that all prompts have does not keep all but one idle.
         """
         cached, need = self._fleet.prefixes.hits(live.need.blocks).tokens, live.need
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
@@ -127,8 +129,11 @@ class LocalPlacement:
                 worker: self._seconds.computed(worker, need.tokens, min(cached(worker.peer), need.tokens - 1))
                 for worker in able
             }
-            worth = WORTH_WAITING * min(seconds.values(), default=inf)
-            able = [w for w in able if w.has_turn(live.tenant.name, need.tokens) and seconds[w] <= worth]
+            least = min(seconds.values(), default=inf)
+            able = [w for w in able if w.has_turn(live.tenant.name, need.tokens)]
+            able = [
+                w for w in able if seconds[w] <= (WORTH_WAITING if w.tokens_waiting else WORTH_IDLE) * least
+            ]
             if able:
                 best = min(able, key=lambda worker: (seconds[worker], worker.last_chosen, worker.arrival))
                 return best, seconds[best]

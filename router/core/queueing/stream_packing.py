@@ -64,8 +64,8 @@ class StreamPacking:
         return Placement(best, f"prompts wait, and it has most streams: {_streams(best)}", "packed")
 
     def _pause(self, live: LiveRequest, worker: Worker) -> float:
-        """Seconds until the worker has fetched the pages of the stream, behind all that it fetches before."""
-        return worker.seconds_to_fetch() + self._seconds.fetched(worker.kv_group, live.need.tokens)
+        """Seconds until the worker has fetched the pages of the stream, as others of its KV group have lately."""
+        return self._seconds.fetched(worker.kv_group, live.need.tokens)
 
     def place_elsewhere(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
         """The worker to which a stream goes behind its first token; None: it stays where its prompt is computed."""

@@ -11,7 +11,7 @@ A cell is a load, a number of GPUs and targets (`Slo`). Its candidates serve the
 Steps take what a dense model of 14.8 billion weights in bfloat16 takes on an H200 by its work and bytes: computed, not
 measured. So are the capacities that say how much is offered.
 
-    python -m tests.benchmarks.virtual_cluster.never_slower --loads chat_1024_256 --gpus 2 4 --seconds 60
+    python -m tests.benchmarks.virtual_cluster.never_slower --loads chat_1024_256_0 --gpus 2 4 --seconds 60
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape
 from tests.benchmarks.virtual_cluster.device import GpuTimes
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed
 from tests.benchmarks.virtual_cluster.figures import AnswerRecord, quantile
+from tests.benchmarks.virtual_cluster.picture import Shares, draw_table
 from tests.benchmarks.virtual_cluster.trace import DrawTrace, TracedRequest, poisson
 from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, help="file with a line of JSON for each run; those in it are not run again"
     )
+    parser.add_argument("--picture", type=Path, help="PNG file that gets the table")
     options = parser.parse_args()
     cells = [
         Cell(load, gpus, slo, offered)
@@ -293,6 +295,24 @@ def main() -> None:
                     f"{cell.load:20} {cell.gpus:3} {cell.slo:9} {cell.offered}  {json.dumps(shown)}\n"
                 )
                 sys.stdout.flush()
+    if options.picture is not None:
+        draw_table(_panels(cells, done), options.picture)
+
+
+def _panels(cells: Sequence[Cell], done: Mapping[tuple[Cell, str], dict[str, object]]) -> dict[str, Shares]:
+    """What the automatic mode reaches in each cell: of the better of the others, and of the worse."""
+    panels: dict[str, dict[tuple[str, str], float | None]] = {"by the better": {}, "by the worse": {}}
+    for cell in cells:
+        shown = compared([done[cell, name] for name in cell.candidates()])
+        gpus = f"{cell.gpus} GPU{'s' if cell.gpus > 1 else ''}"
+        place = cell.load, f"{gpus}, {cell.slo.replace('_', ', ')}, {cell.offered}"
+        for title, by in (("by the better", "by_the_better"), ("by the worse", "by_the_worse")):
+            share = shown[by]
+            panels[title][place] = None if share is None else float(str(share))
+    return {
+        "requests within targets, automatic by the better of together and apart": panels["by the better"],
+        "… by the worse": panels["by the worse"],
+    }
 
 
 if __name__ == "__main__":

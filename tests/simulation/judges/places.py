@@ -27,7 +27,7 @@ from shared.scheduling.tenant_shares import share_of
 from tests.simulation.judges.foresight import surely_allowed
 from tests.simulation.judges.waits import late_stream
 
-WORTH_WAITING = 2  # times as long as one without a turn
+WORTH_WAITING, WORTH_IDLE = 1.2, 3  # times as long as one without a turn
 STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
 
@@ -220,7 +220,12 @@ class FreePlaces:
         }
         if inf in costs.values():
             return []
-        return [each for each in with_turn if costs[each] <= WORTH_WAITING * min(costs.values())]
+        least = min(costs.values())
+        return [
+            each
+            for each in with_turn
+            if costs[each] <= (WORTH_WAITING if each.tokens_waiting else WORTH_IDLE) * least
+        ]
 
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
         """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""
