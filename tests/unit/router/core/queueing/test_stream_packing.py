@@ -75,18 +75,15 @@ def test_it_stays_where_the_others_have_fewer_streams_or_no_room() -> None:
 
 def test_a_stream_stays_where_its_pages_would_take_long() -> None:
     world = deployment()
-    world.loaded(
-        "d0", running=3, queued_tokens=40, pages_arriving=400, pages_arriving_a_second=100.0, **IN_HASTE
-    )
     world.submit(request("r"))
-    begun(world, "r")
-    assert world.sent(Migrate) == []
-    world.loaded(
-        "d0", running=3, queued_tokens=40, pages_arriving=4, pages_arriving_a_second=100.0, **IN_HASTE
-    )
+    here = begun(world, "r")
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") == "d0"
+    world.wait(1.0)
+    world.say("d0", Joined("r", 1, 4096, 0, 1.0))
     world.submit(request("s"))
     begun(world, "s")
-    assert [each.rid for _, each in world.sent(Migrate)] == ["s"]
+    assert world.sent(Migrate, "s") == [], "a second for four tokens"
 
 
 def test_a_worker_is_asked_for_the_stream_while_it_computes_the_prompt() -> None:
