@@ -12,12 +12,20 @@ SECONDS = 20.0
 @pytest.mark.parametrize(
     ("cell", "share", "moves"),
     [
-        # two GPUs, targets that a worker meets which does both: prompts stay where they were computed
+        # targets that a worker meets which does both: prompts stay where they were computed
         (Cell("chat_1024_256_0", 2, "1s_100ms", 0.9), 0.98, False),
         (Cell("chat_512_512_0", 2, "2s_40ms", 0.9), 0.98, False),
-        # 20 ms between tokens: streams are packed, or nothing of it is met
-        (Cell("chat_5000_250_50", 2, "5s_20ms", 0.9), 0.9, True),
-        (Cell("chat_512_512_0", 4, "5s_20ms", 0.9), 0.9, True),
+        (Cell("chat_1024_256_0", 4, "2s_40ms", 0.9), 0.98, False),
+        # prompts are long for 40 ms: most is computed apart
+        (Cell("chat_5000_250_50", 4, "2s_40ms", 0.9), 0.95, True),
+        # 20 ms between tokens: streams are packed, or a tenth of it is met
+        (Cell("chat_512_512_0", 2, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_512_512_90", 2, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_1024_256_0", 2, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_5000_250_50", 2, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_512_512_0", 4, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_1024_256_0", 4, "5s_20ms", 0.9), 0.98, True),
+        (Cell("chat_5000_250_50", 4, "5s_20ms", 0.9), 0.98, True),
     ],
     ids=lambda value: (
         "-".join(map(str, (value.load, value.gpus, value.slo))) if isinstance(value, Cell) else ""
