@@ -190,7 +190,7 @@ class FreePlaces:
             if (
                 load.accepting
                 and (worker.doubted is None or (worker.doubted == "tried" and not worker.assigned))
-                and self._now >= worker.paused_until
+                and (self._now >= worker.paused_until or pages < worker.paused_pages)
                 and load.slots_free > len(new) + len(worker.reserved)
                 and len(worker.assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
