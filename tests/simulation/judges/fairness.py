@@ -257,7 +257,7 @@ class JudgedRouterCore(JudgedCaches):
         """No request of a draining decode worker could migrate to where `live` is about to go."""
         draining = [worker for worker in self.fleet.of_role("decode") if worker.draining]
         for other in [self._requests.live[rid] for worker in draining for rid in worker.assigned]:
-            if other.joined and other.target is None:
+            if other.joined and other.target is None and not self._is_light(other):
                 self.judged["a stream could not migrate"] += 1
                 assert not self._fetches(other, now), (
                     f"{live.rid} takes the room that {other.rid} could migrate to"
@@ -274,7 +274,11 @@ class JudgedRouterCore(JudgedCaches):
 
     def _has_become_light(self, live: LiveRequest, now: float) -> bool:
         """Whether it has found no room in this pass: what others got since makes it one that holds less than they."""
-        return self._found_none.get(live.rid) == now and any(
+        return self._found_none.get(live.rid) == now and self._is_light(live)
+
+    def _is_light(self, live: LiveRequest) -> bool:
+        """Whether its tenant has nothing at some decode worker where others have: room is kept there for such."""
+        return any(
             worker.assigned and not worker.by_tenant[live.tenant.name]
             for worker in self.fleet.of_role("decode")
         )

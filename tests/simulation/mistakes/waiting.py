@@ -121,6 +121,12 @@ def _target_from_placement(wait: Any, table: Any, live: Any, now: float, until: 
         live.wait_until = now + live.target_seconds
 
 
+def _queued_from_the_placement(
+    begin: Any, first_at: float, sent_at: float, fetch_seconds: float | None = None
+) -> Any:
+    return begin(max(first_at, sent_at), sent_at, fetch_seconds)
+
+
 MISTAKES: dict[str, Mistakes] = {
     "targets": {
         "a target counts from the last placement, not from the arrival": {
@@ -165,9 +171,7 @@ MISTAKES: dict[str, Mistakes] = {
         "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
     },
     "gaps": {
-        "the time in the queue for decode is nobody's": {
-            "a hand-over begins": lambda begin, first_at, sent_at: begin(max(first_at, sent_at), sent_at)
-        }
+        "the time in the queue for decode is nobody's": {"a hand-over begins": _queued_from_the_placement}
     },
     "pauses": {
         "a paused stream is taken for forgotten": {

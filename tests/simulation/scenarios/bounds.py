@@ -21,6 +21,7 @@ ROUTER: Choices = {
     "cache_hit_tokens_min": (0, 64, 128),
     "imbalance_tokens_max": (0, 40, 8192),
     "imbalance_ratio_max": (1.0, 4.0),
+    "cache_miss_weight": (1.0, 4.0),
     "prefix_blocks_max": (1, 4, 16),
 }
 PREFILL: Choices = {

@@ -76,7 +76,7 @@ class ScenarioSizes:
     local_prefill: LocalPrefill = "fallback"
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
-    waiting_seconds_max: float = 100.0  # so patient that nothing fails in a calm world, however full it is
+    waiting_seconds_max: float = 300.0  # so patient that nothing fails in a calm world, however full it is
     worker_return_seconds: float = (
         150.0  # a worker that drains in a calm world is gone for `drain_seconds` first
     )
