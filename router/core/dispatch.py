@@ -465,7 +465,10 @@ class RouterCore:
     def _can_move_on(self, live: LiveRequest, now: float) -> bool:
         """Whether a stream that moves may wait for a worker that it does not come from."""
         workers = placement.decode_workers(live.need, self.fleet)
-        return any(not worker.draining and _is_away(live, worker, now) for worker in workers)
+        return any(
+            not worker.draining and worker.peer not in live.unread_by and _is_away(live, worker, now)
+            for worker in workers
+        )
 
     def _is_cornered(self, live: LiveRequest, now: float) -> bool:
         """Whether a stream was moved for balance, and now the worker that has its pages drains, as all others do.
@@ -516,8 +519,11 @@ class RouterCore:
                 room -= live.target is not None
 
     def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
-        """Once: if another decode worker has more streams and room, this one goes on there."""
-        if live.target is not None or live.made_room:
+        """Once: if another decode worker has more streams and room, this one goes on there.
+
+        The choices of one request stay together: they share the pages of their prompt.
+        """
+        if live.target is not None or live.made_room or live.sampling_group is not None:
             return
         live.refresh_need()
         choice = self._stream_packing.place_elsewhere(live, now)
@@ -548,11 +554,9 @@ class RouterCore:
             for live in self._balance.leaving(source, now):
                 live.refresh_need()
                 handful = next(placement.decode_rounds(live.need, self.fleet, self.settings))
-                for readers in self._unreachable_pairs.readers(source, handful, now):
-                    choice = self._balance.place(live, readers, now)
-                    if choice is not None:
-                        self._requests.request_migration(live, choice, "balance")
-                        break
+                readers = next(self._unreachable_pairs.readers(source, handful, now))
+                if (choice := self._balance.place(live, readers, now)) is not None:
+                    self._requests.request_migration(live, choice, "balance")
 
 
 def _is_away(live: LiveRequest, worker: Worker, now: float) -> bool:

@@ -51,7 +51,10 @@ class BalanceJudge:
         back = live.worker is not None and self._was_left(live, live.worker.peer, now)
         others = [each for each in placement.decode_workers(live.need, self._core.fleet) if not each.draining]
         can_stay_away = any(
-            not self._was_left(live, each.peer, now) and each is not live.holder for each in others
+            not self._was_left(live, each.peer, now)
+            and each is not live.holder
+            and each.peer not in live.unread_by
+            for each in others
         )
         if live.migrating and live.migration_cause == "balance":
             self._judged["a stream comes to a worker with pages"] += 1

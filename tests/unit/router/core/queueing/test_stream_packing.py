@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.core.queueing.stream_packing import LEAVING_STREAMS
+from router.core.requests.sampling_group import split_choices
 from shared.wire.messages import Decode, Joined, Limits, Migrate, Prefilled, Serve
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
@@ -154,3 +155,27 @@ def test_a_prompt_waits_for_a_turn_at_a_worker_that_has_it_far_sooner() -> None:
     assert world.sent(Serve) == [], "ten seconds there, and four elsewhere with its turn soon"
     world.loaded("d1", queued_tokens=60, extend_rate=100.0, extend_rate_alone=100.0)
     assert world.placed(Serve, "r") == "d1"
+
+
+def test_a_stream_that_its_new_worker_cannot_read_goes_on_where_its_pages_are() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    for uid in {"d1", "d2"} - {here}:
+        world.down(uid)
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") == "d0"
+    world.refused("d0", "r", "unreachable")
+    assert world.placed(Decode, "r") == here, "nothing is computed again"
+    assert len(world.sent(Serve, "r")) == 1
+
+
+def test_the_choices_of_one_request_stay_with_the_pages_of_their_prompt() -> None:
+    world = deployment(msgspec.structs.replace(WHOLE, slots=16))
+    for uid in ("d0", "d1", "d2"):
+        world.loaded(uid, running=3 * (uid == "d0"), queued_tokens=40, slots_free=12, **IN_HASTE)
+    for choice in split_choices(request("g", LONG[:32]), ["g0", "g1"]):
+        world.submit(choice)
+    [(here, _)] = world.sent(Serve)
+    world.say(here, Prefilled("g0", 1, 0, (10,), None))
+    assert world.sent(Migrate) == []
