@@ -152,7 +152,7 @@ class RouterCounters:
     )
     moved_streams: int = total(
         "segue_router_moved_streams_total",
-        "Streams that left the decode worker which had computed their prompt, since prompts wait for its time.",
+        "Streams that were asked to leave a decode worker, since prompts wait for its time.",
     )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)

@@ -22,7 +22,9 @@ from shared.wire.baton import Baton
 from shared.wire.messages import FinishReason
 
 FORGIVING_TOKENS = 32  # since the last loss: what is computed so far did not kill that worker
-VISITS_MAX = 32  # placements shown by /debug: the last ones of a request that is refused again and again
+VISITS_MAX = (
+    32  # placements, and moves, that are remembered: the last ones of a request that always comes back
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,10 @@ class LiveRequest:
         if self.baton is not None:
             return self.baton.kv_format
         return self.worker.hello.kv_format if self.worker is not None else ""
+
+    def move_from(self, worker: Worker, now: float) -> None:
+        """Note that it leaves a worker for balance. A worker may say so as often as it likes."""
+        self.moved_from = (*self.moved_from, (worker.peer, now))[-VISITS_MAX:]
 
     def visit(self, worker: Worker, why: str, now: float) -> None:
         """Note a placement."""

@@ -182,7 +182,7 @@ class RequestTable:
         """decoding or extending → ready: the decode worker leases the pages; who fetches them is chosen anew."""
         live.migrating, live.held_up_by = True, "moved"
         if live.migration_cause == "balance" and live.worker is not None:
-            live.moved_from += ((live.worker.peer, now),)
+            live.move_from(live.worker, now)
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
     def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:

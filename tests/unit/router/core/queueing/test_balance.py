@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from router.core.queueing.balance import BACK_SECONDS, MOVES, MOVES_AT_A_TIME
+from router.core.requests.live_request import VISITS_MAX
 from shared.wire.messages import Decode, Draining, Limits, Migrate
 from tests.unit.router.deployment import ScriptedDeployment, request
 
@@ -31,6 +32,17 @@ def two_streams(decode: int = 2, streams: int = 2, **settings: object) -> Script
 def is_tight(world: ScriptedDeployment, uid: str, running: int = 2, **told: object) -> None:
     fields: dict[str, object] = {"running": running, "running_tokens": 120 * running, "free_pages": TIGHT}
     world.loaded(uid, slots_free=LIMITS.slots - running, **fields | told)
+
+
+def moved_to_the_other() -> ScriptedDeployment:
+    """One of two streams has left d0 for d1, and now d0 has room."""
+    world = two_streams()
+    is_tight(world, "d0")
+    world.migrating("d0", "r1", 2)
+    world.joined("d1", "r1")
+    world.generated("d1", "r1", 2, 12)
+    world.loaded("d0", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    return world
 
 
 def moved(world: ScriptedDeployment) -> list[str]:
@@ -105,12 +117,7 @@ def test_a_stream_is_not_passed_to_and_fro() -> None:
 
 
 def test_a_stream_does_not_return_for_half_a_minute_unless_its_worker_drains() -> None:
-    world = two_streams()
-    is_tight(world, "d0")
-    world.migrating("d0", "r1", 2)
-    world.joined("d1", "r1")
-    world.generated("d1", "r1", 2, 12)
-    world.loaded("d0", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    world = moved_to_the_other()
     is_tight(world, "d1")
     assert moved(world) == ["r1 from d0"]
     world.wait(BACK_SECONDS)
@@ -119,13 +126,17 @@ def test_a_stream_does_not_return_for_half_a_minute_unless_its_worker_drains() -
     assert moved(world) == ["r1 from d0", "r1 from d1"]
 
 
+def test_workers_that_pass_a_stream_on_again_and_again_make_nothing_grow() -> None:
+    world = moved_to_the_other()
+    live = world.core._requests.live["r1"]
+    for _ in range(2 * VISITS_MAX):
+        world.migrating(world.placed(Decode, "r1") or "", "r1", 3)
+        world.joined(world.placed(Decode, "r1") or "", "r1")
+    assert len(live.moved_from) == len(live.visits) == VISITS_MAX
+
+
 def test_a_stream_goes_back_at_once_where_its_worker_drains() -> None:
-    world = two_streams()
-    is_tight(world, "d0")
-    world.migrating("d0", "r1", 2)
-    world.joined("d1", "r1")
-    world.generated("d1", "r1", 2, 12)
-    world.loaded("d0", free_pages=LIMITS.pages, slots_free=LIMITS.slots)
+    world = moved_to_the_other()
     world.say("d1", Draining())
     assert moved(world) == ["r1 from d0", "r1 from d1"]
 
