@@ -12,6 +12,7 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - A request below its share waits, or is refused, only where it finds no place at all.
 - At a decode worker pages that arrive leave the largest request what it can want until they have landed.
 - At a decode worker a request that comes in leaves room for the next steps of all, once lengths of outputs are known.
+- Pages that one decode worker could not fetch are kept for another.
 - At a decode worker no row misses a step for a page while the cache could give one.
 
 Bounds of few places keep nothing (`share_of` rounds to whole places), so there a request below its share waits for the
@@ -51,6 +52,7 @@ from tests.doubles.breaking import BrokenOffError, broken_off_at
 from tests.simulation.judges import waits
 from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.caches import JudgedCaches
+from tests.simulation.judges.fetches import first_unread, prove_kept
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.prompts import is_below_share
@@ -147,7 +149,9 @@ class JudgedRouterCore(JudgedCaches):
     def _received(self, peer: str, message: Message, now: float) -> None:
         live = self._requests.live.get(message.rid) if isinstance(message, Migrating) else None
         moved = len(live.moved_from) if live is not None else 0
+        unread = first_unread(self, peer, message) if peer not in self.liars else None
         super()._received(peer, message, now)
+        self.judged["pages that one could not fetch are kept"] += prove_kept(unread)
         if live is not None and len(live.moved_from) > moved:
             self._balance_judge.leased(live, peer, now)
 
