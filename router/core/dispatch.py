@@ -33,11 +33,12 @@ from router.core.queueing.admission import (
 )
 from router.core.queueing.backfill import PlacementPass
 from router.core.queueing.backpressure import Backpressure
-from router.core.queueing.balance import Balance, was_left
+from router.core.queueing.balance import Balance
 from router.core.queueing.foresight import Foresight
 from router.core.queueing.local_prompts import LocalPlacement
+from router.core.queueing.migrations import StreamMigrations
 from router.core.queueing.stranded_streams import StrandedStreams
-from router.core.queueing.stream_packing import LEAVING_STREAMS, StreamPacking
+from router.core.queueing.stream_packing import StreamPacking
 from router.core.requests.lifecycle import TRANSITIONS, RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
@@ -81,6 +82,16 @@ class RouterCore:
         self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
+        self._migrations = StreamMigrations(
+            settings,
+            self.fleet,
+            self._requests,
+            self._backpressure,
+            self._balance,
+            self._stream_packing,
+            self._unreachable_pairs,
+            self.counters,
+        )
         self._silent_workers = SilentWorkers(
             settings, self.fleet, self._requests, self._reservations, self.counters, self._effects
         )
@@ -283,10 +294,10 @@ class RouterCore:
         others = [live for live in ready if not live.migrating]
         attempts = PlacementPass(self.settings.backfill_max)
         self._serve(migrating, self._to_decode, attempts, now)
-        self._request_migrations(now)
-        self._rebalance(now)
-        self._pack_begun(now)
-        self._gather_streams(now)
+        self._migrations.leave_draining(self._reader, now)
+        self._migrations.rebalance(now)
+        self._migrations.pack_begun(now)
+        self._migrations.gather_streams(now)
         self._serve(others, self._to_decode, attempts, now)
         self._backpressure.ready_passed(attempts, self._reservations.ready.in_order(), now)
 
@@ -330,10 +341,10 @@ class RouterCore:
         """To a decode worker, prompt and all."""
         self.counters.local_prompts[why] += 1
         self.fleet.mark_chosen(choice.worker)
-        packs = self._packs_streams(besides=1)
+        packs = self._migrations.packs_streams(besides=1)
         self._requests.serve(live, choice, now)
         if packs:
-            self._ask_to_leave(live, now)
+            self._migrations.ask_to_leave(live, now)
         return True
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
@@ -405,7 +416,7 @@ class RouterCore:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
             return True
-        if self._is_cornered(live, now):
+        if self._migrations.is_cornered(live, now):
             event, peer = RequestEvent.LEASE_ENDED, live.holder.peer if live.holder is not None else ""
             self._requests.try_again(live, event, now, peer=peer, cause="holder_drains", counts=False)
             return None
@@ -424,9 +435,9 @@ class RouterCore:
         if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
         some_fit, is_late = False, now >= self._reservations.late_at(live)
-        packs = self._packs_streams()
+        packs = self._migrations.packs_streams()
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
-            untried = self._untried(live, workers, now)
+            untried = self._migrations.untried(live, workers, now)
             some_fit |= bool(untried)
             for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
                 choice = self._stream_packing.place(live, readers, now) if packs else None
@@ -453,31 +464,6 @@ class RouterCore:
         shared = len(live.request.token_ids) if live.sampling_group.is_at_reader else 0
         return placement.place_beside_group(live.need, reader, shared, self.settings, now)
 
-    def _untried(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Decode workers that have not failed to fetch its pages; of a stream that moves, none that it comes from."""
-        if live.unread_by:
-            workers = [worker for worker in workers if worker.peer not in live.unread_by]
-        if live.migrating:
-            away = [worker for worker in workers if _is_away(live, worker, now)]
-            workers = away if away or self._can_move_on(live, now) else workers
-        return workers
-
-    def _can_move_on(self, live: LiveRequest, now: float) -> bool:
-        """Whether a stream that moves may wait for a worker that it does not come from."""
-        workers = placement.decode_workers(live.need, self.fleet)
-        return any(
-            not worker.draining and worker.peer not in live.unread_by and _is_away(live, worker, now)
-            for worker in workers
-        )
-
-    def _is_cornered(self, live: LiveRequest, now: float) -> bool:
-        """Whether a stream was moved for balance, and now the worker that has its pages drains, as all others do.
-
-        It could have gone on there till its end. Its pages must not keep that worker from its end.
-        """
-        moved = live.migrating and live.migration_cause == "balance"
-        return moved and live.holder is not None and live.holder.draining and not self._can_move_on(live, now)
-
     def _better_elsewhere(self, live: LiveRequest, now: float) -> bool:
         """Whether to compute a request anew whose pages could not be fetched.
 
@@ -485,7 +471,7 @@ class RouterCore:
         and another prefill worker is there.
         """
         workers = placement.decode_workers(live.need, self.fleet)
-        if all(worker.draining for worker in self._untried(live, workers, now)):
+        if all(worker.draining for worker in self._migrations.untried(live, workers, now)):
             return True
         if live.rerouted:
             return False
@@ -498,70 +484,6 @@ class RouterCore:
         return (
             elsewhere and placement.place_decode(live.need, workers, prefixes, self.settings, now) is not None
         )
-
-    def _pack_begun(self, now: float) -> None:
-        """Where prompts wait, streams whose prompt a decode worker has just computed leave it for another."""
-        begun, self._requests.begun_whole = self._requests.begun_whole, []
-        for live in begun if begun and self._packs_streams() else ():
-            if live.state is RequestState.DECODING and live.joined:
-                self._ask_to_leave(live, now)
-
-    def _gather_streams(self, now: float) -> None:
-        """Where prompts wait beside few streams, these leave for the worker with most, each once."""
-        worker = self._stream_packing.to_empty() if self._packs_streams() else None
-        if worker is None:
-            return
-        streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
-        room = LEAVING_STREAMS - sum(live.target is not None for live in streams)
-        for live in streams:
-            if room > 0 and live.target is None:
-                self._ask_to_leave(live, now)
-                room -= live.target is not None
-
-    def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
-        """Once: if another decode worker has more streams and room, this one goes on there.
-
-        The choices of one request stay together: they share the pages of their prompt.
-        """
-        if live.target is not None or live.made_room or live.sampling_group is not None:
-            return
-        live.refresh_need()
-        choice = self._stream_packing.place_elsewhere(live, now)
-        if choice is not None:
-            live.made_room = True
-            self.counters.moved_streams += 1
-            self._requests.request_migration(live, choice, "packed")
-
-    def _packs_streams(self, besides: int = 0) -> bool:
-        """Whether streams are packed onto few workers, since prompts wait besides so many."""
-        return self._stream_packing.is_wanted(prompts_wait=len(self._reservations.waiting) > besides)
-
-    def _request_migrations(self, now: float) -> None:
-        """Requests migrate from draining workers to others that have room; one that fits nowhere blocks no other."""
-        for worker in [worker for worker in self.fleet.of_role("decode") if worker.draining]:
-            for live in [self._requests.live[rid] for rid in worker.assigned]:
-                if (live.joined or live.state is RequestState.EXTENDING) and live.target is None:
-                    live.refresh_need()
-                    choice, _ = self._reader(live, now)
-                    if choice is not None:
-                        self._requests.request_migration(live, choice)
-
-    def _rebalance(self, now: float) -> None:
-        """Streams leave workers that are about to retract some, for others that have room."""
-        for source in self._balance.pressed():
-            if self._backpressure.seconds_before_decode(source.kv_group, now) > 0:
-                continue  # streams wait for room already: there is none to spare
-            for live in self._balance.leaving(source, now):
-                live.refresh_need()
-                handful = next(placement.decode_rounds(live.need, self.fleet, self.settings))
-                readers = next(self._unreachable_pairs.readers(source, handful, now))
-                if (choice := self._balance.place(live, readers, now)) is not None:
-                    self._requests.request_migration(live, choice, "balance")
-
-
-def _is_away(live: LiveRequest, worker: Worker, now: float) -> bool:
-    """Whether a stream that moves does not come from the worker."""
-    return worker is not live.holder and not was_left(live, worker.peer, now)
 
 
 def _is_past_target(live: LiveRequest, now: float) -> bool:

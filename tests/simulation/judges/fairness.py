@@ -54,10 +54,11 @@ from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.fetches import first_unread, prove_kept
 from tests.simulation.judges.foresight import prove_foreseen
+from tests.simulation.judges.moves import JudgedMigrations
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.prompts import is_below_share
 from tests.simulation.judges.turns import TurnJudge
-from tests.simulation.judges.ways import prove_moved_in_time, prove_shorter, seconds_by_way
+from tests.simulation.judges.ways import prove_shorter, seconds_by_way
 
 
 class JudgedRouterCore(JudgedCaches):
@@ -65,9 +66,9 @@ class JudgedRouterCore(JudgedCaches):
 
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
-        self._moved: set[str] = set()  # streams that left a worker to the prompts there
         self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
         self._balance_judge = BalanceJudge(self, self.judged)
+        self._migrations = JudgedMigrations(self, self._balance_judge, self.judged)
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -131,20 +132,6 @@ class JudgedRouterCore(JudgedCaches):
             self.judged["no more is computed than decode takes"] += 1
             waits.prove_needed(self, live, now)
         return placed
-
-    def _ask_to_leave(self, live: LiveRequest, now: float) -> None:
-        before = live.target
-        super()._ask_to_leave(live, now)
-        if live.target is not before:
-            when = "later" if live.joined else "with its first token"
-            self.judged[f"a stream leaves a worker to the prompts there {when}"] += 1
-            prove_moved_in_time(self, live, self._moved)
-
-    def _rebalance(self, now: float) -> None:
-        before = {rid: live.target for rid, live in self._requests.live.items()}
-        super()._rebalance(now)
-        self._balance_judge.moved(before, now)
-        self._balance_judge.look(now)
 
     def _received(self, peer: str, message: Message, now: float) -> None:
         live = self._requests.live.get(message.rid) if isinstance(message, Migrating) else None
@@ -311,7 +298,7 @@ class JudgedRouterCore(JudgedCaches):
         """Whether a decode worker has room for the request."""
         if now < live.rests_until:
             return False
-        workers = self._untried(live, placement.decode_workers(live.need, self.fleet), now)
+        workers = self._migrations.untried(live, placement.decode_workers(live.need, self.fleet), now)
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 

@@ -67,7 +67,8 @@ def _new_ones_first(_: Any, core: Any, now: float) -> None:
     ready = get(core, "requests of a router").reservations.ready.in_order()
     attempts = PlacementPass(core.settings.backfill_max)
     get(core, "a queue is served")(ready, get(core, "a request is sent to decode"), attempts, now)
-    get(core, "migrations are asked for")(now)
+    moves, find_reader = get(core, "streams of a router move"), get(core, "who reads the pages of a request")
+    get(moves, "migrations are asked for")(find_reader, now)
 
 
 def _wherever_there_is_room(place: Any, balance: Any, live: Any, workers: Any, now: float, **_: Any) -> Any:

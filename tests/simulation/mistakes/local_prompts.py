@@ -55,9 +55,9 @@ def _a_token_long(hand_over: Any, migrations: Any, req: Any, now: float) -> Any:
     return baton
 
 
-def _again(ask_to_leave: Any, core: Any, live: Any, now: float) -> None:
+def _again(ask_to_leave: Any, migrations: Any, live: Any, now: float) -> None:
     live.made_room = False
-    ask_to_leave(core, live, now)
+    ask_to_leave(migrations, live, now)
 
 
 def _left(prompts: Any) -> list[Any]:
