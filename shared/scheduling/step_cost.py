@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 DECODE_STEPS = 32  # of a bucket, that its average remembers
 EXTEND_STEPS = 200  # that the fit remembers
-LEAST_TOKENS, LEAST_WEIGHT = (
-    2,
-    0.5,
-)  # times the fewest tokens that tell what the least pass takes; how much it tells
+LEAST_TOKENS, SMALL_TOKENS = 16, 64  # of the least pass; and at most of those that tell what it takes
+LEAST_WEIGHT, LARGER_WEIGHT = 1 / 4, 1 / 64  # how much they tell; and how much a larger pass that took less
+LEAST_FACTOR = 2  # of what is known: no pass tells more or less than that
 LEAST_KEPT = 0.97  # of what it takes, where it is not tried
 HICCUP = 8  # times what was expected: no step teaches more
 _RIDGE = (1e-6, 0.0, 1e-6)  # of each column's own sum of squares: what is not told apart goes to `e0`
@@ -52,24 +51,30 @@ class ExtendRate(NamedTuple):
 class LeastPass:
     """What a pass of EXTEND takes however few its tokens: a GPU reads all weights for one, too.
 
-    The fit does not show it, for passes that compute for longer than they read are on a line through 0. A pass teaches
-    if it took less than what is known, or has about as few tokens as the smallest that did.
+    The fit does not show it, for passes that compute for longer than they read are on a line through 0. Passes of up to
+    `SMALL_TOKENS` teach, and until there was one, the smallest that there was. A larger one teaches only if it took
+    less, and little: of a noisy device some always do.
     """
 
     def __init__(self) -> None:
-        self._seconds, self._tokens = 0.0, 0
+        self._seconds, self._tokens = 0.0, math.inf
 
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn from a pass."""
-        if not self._tokens:
-            self._seconds, self._tokens = seconds, tokens
-        elif seconds < self._seconds or tokens <= LEAST_TOKENS * self._tokens:
-            self._seconds += (seconds - self._seconds) * LEAST_WEIGHT
-            self._tokens = min(self._tokens, tokens)
+        size, known = max(tokens, SMALL_TOKENS), self._seconds
+        if not known or size < self._tokens:
+            self._seconds = min(known, seconds) if known else seconds
+            self._tokens = min(self._tokens, size)
+            return
+        told = min(max(seconds, known / LEAST_FACTOR), known * LEAST_FACTOR)
+        if size == self._tokens:
+            self._seconds += (told - known) * LEAST_WEIGHT
+        elif told < known:
+            self._seconds += (told - known) * LARGER_WEIGHT
 
     def of(self, tokens: int) -> float:
         """Seconds of a pass of so many tokens at least; 0.0 where none of so few was seen."""
-        return self._seconds if self._tokens <= tokens else 0.0
+        return self._seconds if self._tokens <= max(tokens, SMALL_TOKENS) else 0.0
 
     def doubt(self) -> None:
         """Such passes are not tried any more: in the end one is, for they may have got faster."""
@@ -105,9 +110,15 @@ class StepCost:
         tokens = sum(count for _, count in pairs)
         positions = sum(sum_of_positions(start, count) for start, count in pairs)
         step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
-        if (known := self.extend) is not None:  # a process that stood still has not told what tokens cost
-            beyond = min(beyond, HICCUP * (known.fixed + known.token * tokens + known.position * positions))
-        self.least.observe(tokens, beyond)
+        known = self.extend or ExtendCost(0.0, 0.0, 0.0)
+        if expected := known.fixed + known.token * tokens + known.position * positions:
+            beyond = min(
+                beyond, HICCUP * expected
+            )  # a process that stood still has not told what tokens cost
+        told = beyond
+        if tokens <= SMALL_TOKENS:  # a device without much that is fixed computes a page sooner
+            told -= known.token * max(0, tokens - LEAST_TOKENS) + known.position * positions
+        self.least.observe(tokens, max(0.0, told))
         kept = 1 - 1 / EXTEND_STEPS
         for at, value in enumerate(step):
             self._squares[at] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -129,6 +130,15 @@ def test_seconds_that_are_not_known_teach_nothing() -> None:
     assert (cost.decode_seconds(2), cost.extend) == (0.0, None)
 
 
+def test_a_first_pass_that_seems_to_take_nothing_does_not_end_what_later_ones_teach() -> None:
+    cost = StepCost()
+    cost.observe_decode(4, 0.02)
+    for seconds in (0.019, *[0.03] * 20):  # noise: less than the rows alone
+        cost.observe_extend(4, [(0, 64)], seconds)
+    assert cost.extend is not None
+    assert cost.extend.seconds(0, 64) == pytest.approx(0.01, rel=0.1)
+
+
 # ---- the chunk that fits ----
 
 
@@ -220,3 +230,66 @@ def test_the_least_pass_is_what_small_ones_take_whatever_long_ones_take() -> Non
     for _ in range(40):
         least.doubt()
     assert least.of(16) < 0.008, "in the end one is tried again"
+
+
+def _after(passes: Iterator[tuple[int, float]]) -> LeastPass:
+    least = LeastPass()
+    for tokens, seconds in passes:
+        least.observe(tokens, seconds)
+    return least
+
+
+def test_the_last_tokens_of_a_prompt_do_not_end_what_the_least_pass_learns() -> None:
+    least = _after((tokens, 0.008) for tokens in (16, 32, 1))
+    for _ in range(20):
+        least.observe(48, 0.016)
+    assert least.of(16) == pytest.approx(0.016, rel=0.02), "the device is slower now"
+
+
+def test_one_pass_out_of_line_hardly_moves_the_least() -> None:
+    for out_of_line in (0.0, 0.8):
+        least = _after((16, 0.008) for _ in range(20))
+        least.observe(16, out_of_line)
+        assert least.of(16) == pytest.approx(0.008, rel=0.3)
+    least = _after((tokens, seconds) for tokens, seconds in ((16, 0.0), (16, 0.008), (16, 0.008)))
+    assert least.of(16) == pytest.approx(0.008, rel=0.3), "the first one told nothing"
+
+
+def test_larger_passes_that_took_less_lower_the_least_slowly() -> None:
+    least = _after((16, 0.016) for _ in range(20))
+    least.observe(512, 0.008)
+    assert 0.0155 < least.of(16) < 0.016
+    for _ in range(1_000):
+        least.observe(512, 0.008)
+    assert least.of(16) == pytest.approx(0.008, rel=0.02)
+
+
+@given(seed=st.integers(0, 2**16), decode=st.sampled_from((0.010, 0.020, 0.030)))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_noisy_device_leaves_the_least_pass_within_a_band(seed: int, decode: float) -> None:
+    """A GPU whose passes of up to 256 tokens take as long as reading its weights; steps take a fifth more or less."""
+    drawn, cost, fixed, seen = random.Random(seed), StepCost(), 0.008, []
+
+    def noise() -> float:
+        return 1 + drawn.uniform(-0.2, 0.2)
+
+    for at in range(3_000):
+        outlier = drawn.choice((0.3, 3.0, 10.0)) if drawn.random() < 0.02 else 1.0
+        cost.observe_decode(8, decode * noise())
+        tokens = drawn.randint(1, drawn.choice((16, 64, 256, 2_048)))
+        beyond = max(fixed, tokens * fixed / 256)
+        cost.observe_extend(8, [(0, tokens)], (decode + beyond) * noise() * outlier)
+        if at > 100:
+            seen.append(cost.least.of(16))
+    seen.sort()
+    assert 0.6 * fixed < seen[len(seen) // 2] < 1.5 * fixed
+    assert 0.3 * fixed < seen[len(seen) // 20]
+    assert seen[-len(seen) // 20] < 2 * fixed
+
+
+def test_where_tokens_take_most_of_a_small_pass_the_least_is_what_a_page_takes() -> None:
+    cost = StepCost()
+    for _ in range(20):
+        for tokens in (8, 16, 32, 64, 256):
+            cost.observe_extend(0, [(0, tokens)], 0.004 + 0.001 * tokens)
+    assert cost.least.of(16) == pytest.approx(0.020, rel=0.2)
