@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import httpx2
+
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess
 from tests.waiting import until
 
@@ -13,11 +17,14 @@ def busy_worker(running: LocalDeployment, role: str) -> RunningProcess:
 
     def look() -> bool:
         workers[:] = running.processes(role)
-        used.update({p.uid: running.metrics(p).get("segue_slots_used", 0.0) for p in workers})
+        used.clear()
+        for worker in workers:
+            with suppress(httpx2.TransportError):  # one that has just started answers nothing yet
+                used[worker.uid] = running.metrics(worker).get("segue_slots_used", 0.0)
         return any(used.values())
 
     until(look, 60, f"a busy {role} worker")
-    return max(workers, key=lambda p: used[p.uid])
+    return max(workers, key=lambda p: used.get(p.uid, 0.0))
 
 
 def continuations(running: LocalDeployment) -> float:
