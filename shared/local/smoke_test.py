@@ -6,6 +6,9 @@ It streams a completion, then asks a router's admin port what became of that req
 served it. The prompt begins with a random word, because a decode worker that already has the pages would fetch nothing.
 The key in OPENAI_API_KEY, if there is one, goes with what the front door is asked. `aggregated`: the deployment has no
 prefill worker, so the request must have gone to a decode worker alone, and no KV moves.
+
+Elsewhere an idle decode worker may compute the prompt as well (`local_prefill: short`). Then many prompts are sent at
+once: some of them go to prefill workers, and the first whose KV moved is described.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import json
 import os
 import secrets
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -22,6 +26,8 @@ from shared.primitives.errors import SmokeTestError
 
 ANSWER_SECONDS_MAX = 120.0  # also for a first request that waits until a worker is ready
 MAX_TOKENS = 16
+BURSTS, BURST = 3, 16  # prompts at once, and how often, until one of them goes to a prefill worker
+BURST_WORDS = 200  # of such a prompt
 
 
 def smoke_test(url: str, admin_url: str, aggregated: bool = False) -> list[str]:
@@ -35,6 +41,8 @@ def smoke_test(url: str, admin_url: str, aggregated: bool = False) -> list[str]:
             model = client.get("/v1/models", headers=headers).json()["data"][0]["id"]
             rid, pieces = _stream(client, headers, model)
             record = client.get(f"{admin_url}/debug/requests/{rid}").json()
+            if not aggregated and _stayed_at_decode(record):
+                rid, record = _moved_in_a_burst(client, headers, admin_url, model) or (rid, record)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SmokeTestError(f"{url} gave no answer; is a router ready? {reason}") from error
@@ -63,15 +71,45 @@ def _stream(client: httpx2.Client, headers: dict[str, str], model: str) -> tuple
     return response.headers["x-segue-request-id"], pieces
 
 
+def _stayed_at_decode(record: dict[str, Any]) -> bool:
+    """Whether decode workers alone have served a request."""
+    return bool(record["workers"]) and all(visit["role"] == "decode" for visit in record["workers"])
+
+
+def _moved_in_a_burst(
+    client: httpx2.Client, headers: dict[str, str], admin_url: str, model: str
+) -> tuple[str, dict[str, Any]] | None:
+    """The id and the record of a request whose KV moved, of many that come at once; None: all stayed at decode."""
+
+    def complete(_: int) -> str:
+        prompt = " ".join(secrets.token_hex(2) for _ in range(BURST_WORDS))
+        body = {"model": model, "max_tokens": 2, "prompt": prompt}
+        return str(client.post("/v1/completions", json=body, headers=headers).headers["x-segue-request-id"])
+
+    with ThreadPoolExecutor(BURST) as pool:
+        for _ in range(BURSTS):
+            for rid in pool.map(complete, range(BURST)):
+                record = client.get(f"{admin_url}/debug/requests/{rid}").json()
+                if not _stayed_at_decode(record):
+                    return rid, record
+    return None
+
+
 def _describe(rid: str, record: dict[str, Any], aggregated: bool) -> list[str]:
     """Where the request went and how its KV moved; raises SmokeTestError when none moved that should have."""
     workers = [f"{visit['role']} {visit['worker']}" for visit in record["workers"]]
     went = f"request {rid} went to {', then '.join(workers)}"
-    if aggregated and record["workers"] and all(visit["role"] == "decode" for visit in record["workers"]):
+    if aggregated and _stayed_at_decode(record):
         return [f"{went}, which computed its prompt, too"]
     moved_bytes, milliseconds = record["fetched_bytes"], record["fetch_milliseconds"]
     if moved_bytes <= 0:
-        raise SmokeTestError(f"no KV moved for request {rid}: it went to {', '.join(workers) or 'no worker'}")
+        why = f"no KV moved for request {rid}: it went to {', '.join(workers) or 'no worker'}"
+        if _stayed_at_decode(record):
+            why += (
+                f", as did {BURSTS * BURST} prompts that came {BURST} at once; are prefill workers up, and is the link "
+                "between the pods slow? With router.config.localPrefill: fallback they all go to prefill workers"
+            )
+        raise SmokeTestError(why)
     speed = f"{record['link_bytes_per_second'] / 1e6:.0f} MB/s over {record['transport']}"
     return [
         went,

@@ -151,6 +151,21 @@ def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRel
     release.wait_for("decode", 1)
 
 
+def test_by_default_prompts_go_the_shorter_way(release: HelmRelease, undisturbed: dict[Plan, str]) -> None:
+    """The other tests have prefill pods compute them all."""
+    release.upgrade("--set", "router.config.localPrefill=short")
+    release.wait_for("router", 1)
+    for _ in range(2):  # at first nobody has told how fast it is
+        report = run_streams(release.url, release.api_key, LATER, "the shorter way")
+        assert {stream.text for stream in report.streams} == {undisturbed[plan] for plan in LATER}
+    assert release.total("router", "segue_router_local_prompts_total{why=sooner}") > 0
+    assert release.total("prefill", "segue_requests_total{outcome=received}") > 0
+    found = release.cluster.helm("test", NAME, "--logs")
+    assert re.search(r"\d+ bytes of KV moved for it in .* MB/s", found), found
+    release.upgrade()
+    release.wait_for("router", 1)
+
+
 def test_kv_moves_by_the_other_transport_where_it_is_acknowledged(
     release: HelmRelease, undisturbed: dict[Plan, str]
 ) -> None:

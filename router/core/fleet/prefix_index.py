@@ -51,6 +51,7 @@ class PrefixIndex:
         self.found_share = (
             0.5  # of prompts that nobody was known to have and a cache had: other routers sent them
         )
+        self.found_tokens_share = 0.5  # … of the tokens of such prompts
         self._workers: dict[str, _WorkerBlocks] = {}
         self._peers: dict[int, str] = {}  # by bit
         self._roles: Counter[str] = Counter()  # the bits of the workers of each
@@ -116,8 +117,9 @@ class PrefixIndex:
         if worker is not None:
             self._shrink(worker, max(0, len(worker.blocks) - tokens // BLOCK_TOKENS))
 
-    def looked(self, *, found: bool) -> None:
-        """A prompt that nobody was known to have was, or was not, in its worker's cache."""
+    def looked(self, *, found: bool, share: float) -> None:
+        """A prompt that nobody was known to have was, or was not, in its worker's cache: this share of it."""
+        self.found_tokens_share += (share - self.found_tokens_share) / FOUND_OF
         self.found_share += (found - self.found_share) / FOUND_OF
 
     def _bound(self, worker: _WorkerBlocks) -> int:

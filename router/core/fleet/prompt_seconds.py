@@ -1,7 +1,8 @@
 """In how many seconds a worker would have computed a prompt, and decode have its pages.
 
     (tokens queued there + w x tokens not cached there) / extend_rate + what their positions add  either worker
-    + (tokens that decode has to fetch) x seconds a fetched token                                  of prefill
+    + two steps and a twentieth of the time for which its streams wait                             of decode
+    + seconds a fetch, and for each token that decode has to fetch                                 of prefill
 
 w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
 them leaves room for others.
@@ -19,17 +20,43 @@ from math import inf
 
 from router.core.fleet.workers import KvGroup, Worker
 from shared.scheduling.step_cost import ExtendRate, sum_of_positions
+from shared.wire.messages import Load
 
 KEPT = 0.95  # of what earlier fetches tell, with each new one
+STEPS = 2  # of streams that a prompt beside them waits for: the one under way, and that of its own pass
+STREAM_WEIGHT = 0.05  # of a second that a stream waits for a pass, by one that a prompt waits
+ALIKE = 1e-3  # squared, of the mean: tokens that differ by less say nothing of what each fetch takes
 GROUPS_MAX = 64  # models and KV groups of which anything is remembered
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Sums over the last fetches of a KV group."""
+    """Sums over the last fetches of a KV group: what the least squares of seconds by tokens need."""
 
+    count: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
+    squares: float = 0.0  # tokens²
+    products: float = 0.0  # tokens x seconds
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more; the others count for less."""
+        self.count = KEPT * self.count + 1
+        self.tokens = KEPT * self.tokens + tokens
+        self.seconds = KEPT * self.seconds + seconds
+        self.squares = KEPT * self.squares + tokens * tokens
+        self.products = KEPT * self.products + tokens * seconds
+
+    def of(self, tokens: int) -> float:
+        """Seconds of a fetch of so many tokens: a part that each fetch takes, and one for each token."""
+        if not self.tokens:
+            return 0.0
+        spread = self.count * self.squares - self.tokens**2
+        by_token = self.seconds / self.tokens  # where all were alike, all of it is by token
+        if spread > ALIKE * self.tokens**2:
+            slope = (self.count * self.products - self.tokens * self.seconds) / spread
+            by_token = min(by_token, max(0.0, slope))
+        return (self.seconds - by_token * self.tokens) / self.count + by_token * tokens
 
 
 class PromptSeconds:
@@ -50,20 +77,19 @@ class PromptSeconds:
             return inf
         queued = worker.tokens if worker.hello.role == "prefill" else worker.tokens_waiting
         seconds = (queued + self._miss_weight * (tokens - cached)) / rate.tokens_per_second
-        return seconds + rate.position_seconds * sum_of_positions(cached, tokens - cached)
+        seconds += rate.position_seconds * sum_of_positions(cached, tokens - cached)
+        return seconds + _beside_streams(worker.load, tokens - cached, rate)
 
     def fetched(self, kv_group: KvGroup, tokens: int) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
         seen = self._fetched.get(kv_group)
-        return tokens * seen.seconds / seen.tokens if seen is not None and seen.tokens else 0.0
+        return seen.of(tokens) if seen is not None else 0.0
 
     def observe_fetch(self, kv_group: KvGroup, tokens: int, seconds: float) -> None:
         """Learn from a fetch of the pages of so many tokens."""
         if tokens <= 0:
             return
-        seen = self._fetched.setdefault(kv_group, Fetched())
-        seen.tokens = KEPT * seen.tokens + tokens
-        seen.seconds = KEPT * seen.seconds + seconds
+        self._fetched.setdefault(kv_group, Fetched()).add(tokens, seconds)
         self._fetched.move_to_end(kv_group)
         if len(self._fetched) > GROUPS_MAX:
             self._fetched.popitem(last=False)
@@ -78,3 +104,11 @@ class PromptSeconds:
         if len(self._rates) > GROUPS_MAX:
             self._rates.popitem(last=False)
         return rate
+
+
+def _beside_streams(load: Load, tokens: int, rate: ExtendRate) -> float:
+    """Seconds that streams cost a prompt of so many tokens, and a small part of what the prompt costs them."""
+    if not load.running:
+        return 0.0
+    alone = tokens / (load.extend_rate_alone or rate.tokens_per_second)
+    return STEPS * load.step_seconds + STREAM_WEIGHT * load.running * alone

@@ -30,6 +30,7 @@ Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 # Times as long as a worker that has no turn yet: one that takes longer is not worth it, unless it is idle.
 WORTH_WAITING, WORTH_IDLE = 1.2, 3
+SOONER = 0.8  # of the way by prefill, where a client has the first token before its pages are fetched
 
 
 class LocalPlacement:
@@ -97,19 +98,32 @@ class LocalPlacement:
         Decode has to fetch the pages from that one; `reader` is the decode worker that is foreseen to. Whoever has room
         computes it where the others have none.
         """
-        cached, need = self._fleet.prefixes.hits(live.need.blocks).tokens, live.need
-        bound = inf
-        if at_prefill is not None:
-            bound = self._seconds.computed(at_prefill.worker, need.tokens, at_prefill.hit_tokens)
-            if need.tokens_max - need.tokens > 1:
-                group, here = at_prefill.worker.kv_group, cached(reader.peer) if reader is not None else 0
-                bound += self._seconds.fetched(group, max(0, need.tokens - here))
-                bound += self._backpressure.seconds_before_decode(group, now)
+        if at_prefill is not None and at_prefill.reason == "spread":
+            return None  # that worker is to have the prefix from now on
+        bound = inf if at_prefill is None else self._by_way_of_prefill(live, at_prefill, reader, now)
         best, seconds = self._soonest(live, now)
-        if best is None or (at_prefill is not None and seconds >= bound):
+        if best is None or (at_prefill is not None and seconds >= SOONER * bound):
             return None
         why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
-        return Placement(best, why, "sooner", min(cached(best.peer), need.tokens - 1))
+        hit = self._fleet.prefixes.hits(live.need.blocks).tokens(best.peer)
+        return Placement(best, why, "sooner", min(hit, live.need.tokens - 1))
+
+    def _by_way_of_prefill(
+        self, live: LiveRequest, choice: Placement[Worker], reader: Worker | None, now: float
+    ) -> float:
+        """Seconds until decode has the prompt.
+
+        A prefix's own worker is expected to have as much of it as such workers had lately: other routers sent it there.
+        """
+        need, prefixes, hit = live.need, self._fleet.prefixes, choice.hit_tokens
+        if choice.reason == "own":
+            hit = int(prefixes.found_tokens_share * need.tokens)
+        seconds = self._seconds.computed(choice.worker, need.tokens, hit)
+        if need.tokens_max - need.tokens > 1:
+            here = prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
+            seconds += self._seconds.fetched(choice.worker.kv_group, max(0, need.tokens - here))
+            seconds += self._backpressure.seconds_before_decode(choice.worker.kv_group, now)
+        return seconds
 
     def _soonest(self, live: LiveRequest, now: float) -> tuple[Worker | None, float]:
         """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
@@ -135,7 +149,15 @@ class LocalPlacement:
                 w for w in able if seconds[w] <= (WORTH_WAITING if w.tokens_waiting else WORTH_IDLE) * least
             ]
             if able:
-                best = min(able, key=lambda worker: (seconds[worker], worker.last_chosen, worker.arrival))
+                best = min(
+                    able,
+                    key=lambda worker: (
+                        seconds[worker],
+                        -cached(worker.peer),  # where nobody has told a rate
+                        worker.last_chosen,
+                        worker.arrival,
+                    ),
+                )
                 return best, seconds[best]
         return None, inf
 

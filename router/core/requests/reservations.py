@@ -109,7 +109,8 @@ class Reservations:
         assert live.worker is not None, live.rid
         expected = live.worker.assigned[live.rid].hit_tokens
         if not expected and live.blocks and live.worker.hello.role == "prefill":
-            self._prefixes.looked(found=cached_tokens >= self._settings.cache_hit_tokens_min)
+            share = min(1.0, cached_tokens / live.need.tokens)
+            self._prefixes.looked(found=cached_tokens >= self._settings.cache_hit_tokens_min, share=share)
         missed = expected - cached_tokens
         if missed > 0:
             self._prefixes.forget_oldest(live.worker.peer, missed)

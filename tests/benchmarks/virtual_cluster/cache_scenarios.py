@@ -52,7 +52,8 @@ def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         trace=_prefixes(40, 40, seconds),
         seconds=seconds,
     )
-    return {"cache_aware": shape, "round_robin": replace(shape, router={"prefill_policy": "round_robin"})}
+    by_turns: dict[str, object] = {"prefill_policy": "round_robin", "local_prefill": "fallback"}
+    return {"cache_aware": shape, "round_robin": replace(shape, router=by_turns)}
 
 
 def _hits(figures: Mapping[str, Figures]) -> Figures:
@@ -74,7 +75,11 @@ def _shared_prefixes(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         trace=_prefixes(40, 30, seconds),
         seconds=seconds,
     )
-    return {"forty": shape, "one": replace(shape, trace=_prefixes(1, 30, seconds))}
+    return {
+        "forty": shape,
+        "at prefill": replace(shape, router={"local_prefill": "fallback"}),
+        "one": replace(shape, trace=_prefixes(1, 30, seconds)),
+    }
 
 
 def _by_routers(figures: Mapping[str, Figures], name: str) -> Figures:
@@ -87,10 +92,10 @@ def _by_routers(figures: Mapping[str, Figures], name: str) -> Figures:
 
 
 def _scattered(figures: Mapping[str, Figures]) -> Figures:
-    forty = {run: each for run, each in figures.items() if run.startswith("forty")}
+    alone = {run: each for run, each in figures.items() if run.startswith("at prefill")}
     one = {run: each for run, each in figures.items() if run.startswith("one")}
     return _by_routers(figures, "forty") | {
-        "computed_most_by_least": max(number(run, "computed_most_by_least") for run in forty.values()),
+        "computed_most_by_least": max(number(run, "computed_most_by_least") for run in alone.values()),
         "one_prefix_computed_most_by_mean": max(number(run, "computed_most_by_mean") for run in one.values()),
     }
 

@@ -211,12 +211,13 @@ class VirtualCluster:
     def _worker_figures(self) -> Figures:
         prefills, decodes = self._schedulers()
         computed = sum(each.counters.extend_tokens for each in prefills)
-        cached = sum(each.counters.cached_tokens for each in prefills)
+        cached = sum(router.core.counters.cached_tokens for router in self.all_routers)
+        prompts = sum(record.traced.prompt_len for record in self.records if record.tokens)
         rows = sum(each.counters.generated_tokens + each.counters.extra_tokens for each in decodes)
         without = sum(each.counters.rows_without_page for each in decodes)
         fetched = sum(each.counters.fetched_bytes for each in decodes)
         return {
-            "prefix_hit_share": _share(cached, cached + computed),
+            "prefix_hit_share": _share(cached, prompts),
             "retractions": sum(each.counters.retractions for each in decodes),
             "local_prompts": sum(each.counters.local_prompts for each in decodes),
             "put_back": sum(each.counters.put_back for each in decodes),
@@ -224,6 +225,9 @@ class VirtualCluster:
             "no_room_refusals": sum(each.counters.no_room for each in decodes),
             "decode_rows": rows,
             "computed_tokens_a_request": round(computed / max(1, len(self.records)), 1),
+            "computed_at_decode_a_request": round(
+                sum(each.counters.extend_tokens for each in decodes) / max(1, len(self.records)), 1
+            ),
             "fetched_mb_a_request": round(fetched / 1e6 / max(1, len(self.records)), 2),
             **_spread("computed", [each.counters.extend_tokens for each in prefills]),
             **_spread("rows", [each.counters.generated_tokens for each in decodes]),

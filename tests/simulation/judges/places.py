@@ -19,6 +19,7 @@ from math import inf
 
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
+from router.core.fleet.prompt_seconds import STEPS, STREAM_WEIGHT
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
@@ -302,11 +303,16 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
     if not load.extend_rate:
         return inf
     new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
+    beside = 0.0
     if worker.hello.role == "decode":
         queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
+        if load.running:
+            others = load.running * (tokens - cached) / (load.extend_rate_alone or load.extend_rate)
+            beside = STEPS * load.step_seconds + STREAM_WEIGHT * others
     else:
         own = sum(each.tokens for each in worker.assigned.values())
         told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
         queued = float(max(own, told))
     missing = settings.cache_miss_weight * (tokens - cached)
-    return (queued + missing) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))
+    seconds = (queued + missing) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))
+    return seconds + beside

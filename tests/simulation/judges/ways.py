@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from router.core.dispatch import RouterCore
+from router.core.queueing.local_prompts import SOONER
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from tests.simulation.judges.places import FreePlaces, cost_at
@@ -26,9 +27,10 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
         default=inf,
     )
     choice, reader, _ = core._at_prefill(live, None, now)
-    if choice is None:
+    if choice is None or choice.reason == "spread":
         return here, inf
-    there = cost_at(core.settings, choice.worker, tokens, choice.hit_tokens)
+    found = int(core.fleet.prefixes.found_tokens_share * tokens) if choice.reason == "own" else 0
+    there = cost_at(core.settings, choice.worker, tokens, found or choice.hit_tokens)
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [
@@ -44,7 +46,8 @@ def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
     """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are."""
     if here == inf or there == inf:
         return False
-    shorter, longer = (here, there) if live.state is RequestState.EXTENDING else (there, here)
+    bound = SOONER * there
+    shorter, longer = (here, bound) if live.state is RequestState.EXTENDING else (bound, here)
     assert shorter <= longer + 1e-9, (
         f"{live.rid} is {live.state.value}: {here:.4f} s at decode and {there:.4f} s by way of prefill"
     )

@@ -101,6 +101,11 @@ MISTAKES: dict[str, Mistakes] = {
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
             )
         },
+        "a prompt gains by the streams beside it": {
+            "what streams cost a prompt beside them": lambda real, load, tokens, rate: (
+                -real(load, tokens, rate)
+            )
+        },
         "short prompts go past a long one at decode as long as they come": {
             "which prompts go first at decode": lambda _, prompts: (
                 [],

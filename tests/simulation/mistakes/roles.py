@@ -289,6 +289,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a decode worker has a turn": "has_turn",
         "a worker gets no work for a while": "_is_withheld",
     },
+    "router.core.fleet.prompt_seconds": {"what streams cost a prompt beside them": "_beside_streams"},
     "router.core.fleet.prompt_seconds.PromptSeconds": {"seconds until a prompt is computed": "computed"},
     "router.core.queueing.local_prompts.LocalPlacement": {
         "who computes a prompt": "way",

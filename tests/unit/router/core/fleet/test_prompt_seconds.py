@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from router.core.fleet.prompt_seconds import GROUPS_MAX, PromptSeconds
+from router.core.fleet.prompt_seconds import GROUPS_MAX, STEPS, STREAM_WEIGHT, PromptSeconds
 from router.core.fleet.workers import Worker
 from shared.wire.messages import Hello, Limits, Load, WorkerRole
 
@@ -65,6 +65,30 @@ def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
     seconds.observe_fetch(group, -3, 100.0)
     assert seconds.fetched(group, 1000) == pytest.approx(1.0, rel=0.01)
     assert seconds.fetched(("model", "another format"), 1000) == 0.0
+
+
+def test_a_fetch_has_a_part_that_does_not_grow_with_its_tokens() -> None:
+    seconds, group = PromptSeconds(1.0), ("model", "format")
+    for tokens in (100, 200, 100, 300):
+        seconds.observe_fetch(group, tokens, 0.05 + 0.0001 * tokens)
+    assert seconds.fetched(group, 3000) == pytest.approx(0.05 + 0.3)
+    assert seconds.fetched(group, 0) == pytest.approx(0.05)
+
+
+def test_a_fetch_of_more_tokens_never_takes_less_time() -> None:
+    seconds, group = PromptSeconds(1.0), ("model", "format")
+    for tokens, took in ((100, 1.0), (1000, 0.1), (200, 0.8), (500, 0.2)):
+        seconds.observe_fetch(group, tokens, took)
+    assert 0.1 < seconds.fetched(group, 50) <= seconds.fetched(group, 5000) < 1.0
+
+
+def test_a_prompt_beside_streams_waits_for_two_steps_and_pays_for_what_they_wait() -> None:
+    alone = worker("decode", extend_rate=100.0, extend_rate_alone=200.0, step_seconds=0.5)
+    beside = worker("decode", extend_rate=100.0, extend_rate_alone=200.0, step_seconds=0.5, running=8)
+    seconds = PromptSeconds(1.0)
+    others = 8 * 150 / 200
+    assert seconds.computed(alone, 200, 50) == 1.5
+    assert seconds.computed(beside, 200, 50) == pytest.approx(1.5 + STEPS * 0.5 + STREAM_WEIGHT * others)
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:

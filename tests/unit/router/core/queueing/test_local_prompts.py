@@ -340,3 +340,22 @@ def test_short_counts_the_fetch_as_it_was_seen() -> None:
     world.say("d0", Joined("a", 1, 4096, 0, 1.0))
     world.submit(request("b"))
     assert world.placed(Serve, "b") == "d0"
+
+
+PREFIX = tuple(range(1, 961))
+
+
+def test_short_expects_of_a_prefixs_own_worker_what_such_workers_had() -> None:
+    world = ScriptedDeployment(0, 0, limits=WHOLE, local_prefill="short")
+    for role in ("prefill", "decode"):
+        world.up(role, f"{role[0]}0", limits=WHOLE, understands=("Serve",))
+        world.loaded(f"{role[0]}0", extend_rate=1000.0 if role == "decode" else 900.0)
+    prefixes = world.core.fleet.prefixes
+    for _ in range(200):
+        prefixes.looked(found=True, share=0.9)
+    world.submit(request("a", PREFIX))
+    assert world.placed(Prefill, "a") == "p0", "another router has sent it there"
+    for _ in range(200):
+        prefixes.looked(found=False, share=0.0)
+    world.submit(request("b", PREFIX[::-1]))
+    assert world.placed(Serve, "b") == "d0", "nothing is ever found there"
