@@ -159,6 +159,40 @@ def test_one_of_two_decode_processes_is_killed(release: HelmRelease, faulted: Fa
 
 
 @pytest.mark.usefixtures("two_decode_pods")
+def test_three_processes_are_killed_one_after_the_other(release: HelmRelease, faulted: Faulted) -> None:
+    """The cascade: each goes once the one before is seen to be gone."""
+    victims: list[ClusterPod] = []
+    pids: list[int] = []
+    again = continuations(release)
+
+    def kill(component: str) -> None:
+        linked = f"segue_workers{{worker_role={component}}}"
+        before, killed = release.total("router", linked), {pod.uid for pod in victims}
+        others = [pod for pod in release.cluster.pods(component) if pod.uid not in killed]
+        victim = max(others, key=lambda pod: release.metrics(pod).get("segue_slots_used", 0.0))
+        pids.append(node.process_of(victim))
+        os.kill(pids[-1], signal.SIGKILL)
+        victims.append(victim)
+        lost = lambda: release.total("router", linked) < before or release.has_changed(victim)  # noqa: E731
+        until(lost, 60, f"the loss of {victim.name}")
+
+    def kill_in_turn() -> None:
+        for component in ("decode", "prefill", "decode"):
+            kill(component)
+
+    faulted(
+        "SIGKILL, a decode pod, the prefill pod, the other decode pod",
+        kill_in_turn,
+        victims,
+        LONG,
+        struck=lambda: len(pids) == 3 and not any(map(node.is_running, pids)),
+    )
+    assert continuations(release) > again
+    release.wait_for("decode", 2)
+    release.wait_for("prefill", 1)
+
+
+@pytest.mark.usefixtures("two_decode_pods")
 def test_a_decode_pod_is_out_of_memory(release: HelmRelease, faulted: Faulted) -> None:
     pod = release.cluster.pods("decode")[0]
     pid, again, kills = node.process_of(pod), continuations(release), node.oom_kills()
