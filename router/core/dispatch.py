@@ -442,7 +442,7 @@ class RouterCore:
             for readers in self._unreachable_pairs.readers(live.waits_on, untried, now):
                 choice = self._stream_packing.place(live, readers, now) if packs else None
                 if choice is None and live.migrating and live.migration_cause == "balance":
-                    choice = self._balance.place(live, readers, now, evens=False)
+                    choice = self._balance.place(live, readers, 1.0, now, evens=False)
                 choice = choice or placement.place_decode(
                     live.need, readers, self.fleet.prefixes, self.settings, now, is_late=is_late
                 )

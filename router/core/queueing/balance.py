@@ -18,6 +18,7 @@ its pages in host memory stay where they are. So are the choices of one request,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 
 from router.config import RouterConfig
 from router.core.fleet import placement
@@ -28,6 +29,7 @@ from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
 
 MOVES = 2  # of one request
+TRIES_AT_A_TIME = 16  # of streams of one worker that find no room, before the others wait for the next pass
 BACK_SECONDS = 30.0  # for so long it does not return to a worker that it has left
 MOVES_AT_A_TIME = 4  # from one worker: those that leave are read by others meanwhile
 MARGIN = 0.05  # of a pool, that is left besides
@@ -59,23 +61,52 @@ class Balance:
         """The workers that some of their streams had better leave."""
         return [worker for worker in self._fleet.of_role("decode") if self.is_pressed(worker)]
 
-    def leaving(self, source: Worker, now: float) -> Iterator[LiveRequest]:
-        """Streams to find another place for, the next one each time, until enough are on their way."""
-        movable = [live for live in map(self._live.__getitem__, source.assigned) if _is_movable(live, now)]
-        for live in sorted(movable, key=lambda live: (len(live.output), -live.need.tokens, live.arrival)):
-            pages = self._pages_leaving(source, now)
-            if len(pages) >= MOVES_AT_A_TIME or sum(pages) >= self._lacking(source):
+    def share(self) -> float:
+        """The part of the room at other workers that is for this router's streams."""
+        return own_share(self._fleet.of_role("decode"))
+
+    def tokens_max(self, share: float) -> float:
+        """Tokens of the largest stream that some worker may have room for. One pass over the workers, for all streams."""
+        return max(
+            (
+                share * self._room(worker) * worker.hello.limits.page_size
+                for worker in self._fleet.of_role("decode")
+                if worker.hello.limits.page_size > 0 and worker.load.accepting
+            ),
+            default=0.0,
+        )
+
+    def leaving(self, source: Worker, tokens_max: float, now: float) -> Iterator[LiveRequest]:
+        """Streams to find another place for, the next one each time, until enough are on their way.
+
+        None that is larger than `tokens_max`.
+        """
+        lacking, pages = self._lacking(source), self._pages_leaving(source, now)
+        count, leaving = len(pages), sum(pages)
+        if tokens_max <= 0 or count >= MOVES_AT_A_TIME or leaving >= lacking:
+            return
+        streams = map(self._live.__getitem__, source.assigned)
+        movable = [live for live in streams if _is_movable(live, now) and _tokens(live) <= tokens_max]
+        movable.sort(key=lambda live: (len(live.output), -live.need.tokens, live.arrival))
+        tries = 0
+        for live in movable:
+            if count >= MOVES_AT_A_TIME or leaving >= lacking or tries >= TRIES_AT_A_TIME:
                 return
             yield live
+            if live.target is None:
+                tries += 1
+            else:
+                count, leaving = count + 1, leaving + _pages(live, source)
 
     def place(
-        self, live: LiveRequest, workers: Sequence[Worker], now: float, *, evens: bool = True
+        self, live: LiveRequest, workers: Sequence[Worker], share: float, now: float, *, evens: bool = True
     ) -> Placement[Worker] | None:
         """The worker with most headroom among those that have room; None: it stays where it is.
 
         `evens`: only where the two differ by twice its pages, so that they do not change places.
         """
-        source, share = live.waits_on, own_share(self._fleet.of_role("decode")) if evens else 1.0
+        source = live.waits_on
+        least = self._headroom(source) if evens and source is not None else -inf
         able = [
             (headroom, worker)
             for worker in placement.roomy(live.need, workers, self._settings, now)
@@ -84,14 +115,8 @@ class Balance:
             and worker.load.accepting
             and (pages := _pages(live, worker)) <= LARGEST_SHARE * worker.hello.limits.pages
             and not was_left(live, worker.peer, now)
-            and share
-            * (
-                headroom := self._headroom(worker)
-                - self._growth(worker)
-                - (evens and MARGIN * worker.hello.limits.pages)
-            )
-            >= pages
-            and (not evens or source is None or 2 * pages <= headroom - self._headroom(source))
+            and share * (headroom := self._room(worker, evens=evens)) >= pages
+            and 2 * pages <= headroom - least
         ]
         if not able:
             return None
@@ -110,6 +135,11 @@ class Balance:
         retracted = 0.0 if load.accepting else load.queued * held
         return load.free_pages - coming - retracted - requests * self._growth(worker)
 
+    def _room(self, worker: Worker, *, evens: bool = True) -> float:
+        """Pages that one more stream may have there; `evens`: with a margin."""
+        margin = MARGIN * worker.hello.limits.pages if evens else 0.0
+        return self._headroom(worker) - self._growth(worker) - margin
+
     def _growth(self, worker: Worker) -> float:
         """Pages that one request takes within `balance_steps`."""
         return self._settings.balance_steps / worker.hello.limits.page_size
@@ -122,7 +152,7 @@ class Balance:
     def _pages_leaving(self, source: Worker, now: float) -> list[int]:
         """Pages of each stream that is about to leave, or whose pages are read by others."""
         own = map(self._live.__getitem__, source.assigned)
-        asked = [live for live in own if live.target is not None and _is_fresh(live, now)]
+        asked = [live for live in own if live.target is not None and is_fresh(live, now)]
         leased = [self._live[rid] for rid in source.leases if self._live[rid].migrating]
         return [_pages(live, source) for live in (*asked, *leased)]
 
@@ -139,13 +169,18 @@ def _is_movable(live: LiveRequest, now: float) -> bool:
         and live.target is None
         and live.sampling_group is None
         and len(live.moved_from) < MOVES
-        and _is_fresh(live, now)
+        and is_fresh(live, now)
     )
 
 
-def _is_fresh(live: LiveRequest, now: float) -> bool:
+def is_fresh(live: LiveRequest, now: float) -> bool:
+    """Whether it has got a token lately: else it may be retracted, and not leave for long."""
     return now < live.token_at + FRESH_SECONDS
 
 
 def _pages(live: LiveRequest, worker: Worker) -> int:
-    return worker.pages_for(len(live.request.token_ids) + len(live.output))
+    return worker.pages_for(_tokens(live))
+
+
+def _tokens(live: LiveRequest) -> int:
+    return len(live.request.token_ids) + len(live.output)

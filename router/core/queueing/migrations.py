@@ -19,7 +19,7 @@ from router.core.fleet import placement
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.backpressure import Backpressure
-from router.core.queueing.balance import Balance, was_left
+from router.core.queueing.balance import TRIES_AT_A_TIME, Balance, is_fresh, was_left
 from router.core.queueing.stream_packing import LEAVING_STREAMS, StreamPacking
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
@@ -67,14 +67,17 @@ class StreamMigrations:
 
     def rebalance(self, now: float) -> None:
         """Streams leave workers that are about to retract some, for others that have room."""
-        for source in self._balance.pressed():
+        pressed = self._balance.pressed()
+        share = self._balance.share() if pressed else 0.0
+        tokens_max = self._balance.tokens_max(share) if pressed else 0.0
+        for source in pressed:
             if self._backpressure.seconds_before_decode(source.kv_group, now) > 0:
                 continue  # streams wait for room already: there is none to spare
-            for live in self._balance.leaving(source, now):
+            for live in self._balance.leaving(source, tokens_max, now):
                 live.refresh_need()
                 handful = next(placement.decode_rounds(live.need, self._fleet, self._settings))
                 readers = next(self._unreachable_pairs.readers(source, handful, now))
-                if (choice := self._balance.place(live, readers, now)) is not None:
+                if (choice := self._balance.place(live, readers, share, now)) is not None:
                     self._requests.request_migration(live, choice, "balance")
 
     def pack_begun(self, now: float) -> None:
@@ -91,8 +94,11 @@ class StreamMigrations:
             return
         streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
         room = LEAVING_STREAMS - sum(live.target is not None for live in streams)
-        for live in streams:
-            if room > 0 and live.target is None:
+        may_leave = [
+            live for live in streams if live.target is None and not live.made_room and is_fresh(live, now)
+        ]
+        for live in may_leave[:TRIES_AT_A_TIME]:
+            if room > 0:
                 self.ask_to_leave(live, now)
                 room -= live.target is not None
 

@@ -21,6 +21,7 @@ from router.core.requests.live_request import LiveRequest
 MOVES_MAX = 2
 BACK_SECONDS = 30.0
 AT_A_TIME_MAX = 4
+TRIES_MIN = 16  # as many streams of a worker are tried in each pass
 SLACK_PAGES = 1.0  # rounding
 
 
@@ -67,6 +68,8 @@ class BalanceJudge:
                 continue
             if self._core._backpressure.seconds_before_decode(source.kv_group, now) > 0:
                 continue  # streams wait for decode
+            if len(source.assigned) > TRIES_MIN:
+                continue  # some of them have waited for the next pass
             for rid in source.assigned:
                 live = self._core._requests.live[rid]
                 if self._may_leave(live, now) and (targets := self._targets(live, source, now)):

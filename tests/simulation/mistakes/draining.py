@@ -71,8 +71,10 @@ def _new_ones_first(_: Any, core: Any, now: float) -> None:
     get(moves, "migrations are asked for")(find_reader, now)
 
 
-def _wherever_there_is_room(place: Any, balance: Any, live: Any, workers: Any, now: float, **_: Any) -> Any:
-    return place(balance, live, workers, now, evens=False)
+def _wherever_there_is_room(
+    place: Any, balance: Any, live: Any, workers: Any, _share: float, now: float, **_: Any
+) -> Any:
+    return place(balance, live, workers, 1.0, now, evens=False)
 
 
 def _but_for_what_comes(headroom: Any, balance: Any, worker: Any) -> float:

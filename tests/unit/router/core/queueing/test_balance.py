@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 from router.core.queueing.balance import BACK_SECONDS, MOVES, MOVES_AT_A_TIME
 from router.core.requests.live_request import VISITS_MAX
-from shared.wire.messages import Decode, Draining, Limits, Migrate
-from tests.unit.router.deployment import ScriptedDeployment, request
+from router.core.requests.lifecycle import RequestState
+from shared.wire.messages import Decode, Draining, Limits, Load, Migrate
+from tests.unit.router.deployment import ScriptedDeployment, hello, request
 
 LIMITS = Limits(context_len=4096, page_size=16, pages=512, slots=16, vocab_size=1000)
 TIGHT = 7  # pages: less than the 64 steps of two requests take
@@ -151,3 +153,49 @@ def test_a_stream_that_was_moved_does_not_keep_the_last_workers_from_their_ends(
     world.say("d0", Draining())
     assert world.state("r1") != "ready"
     assert world.core.counters.continuations["holder_drains"] == 1
+
+
+STREAMS, WORKERS = 256, 64
+CALLS_PER_STREAM = 9  # of Python functions, in a pass over all of them
+
+
+def calls_of_a_pass(room: int) -> tuple[int, int]:
+    """Calls of functions in one pass, and streams asked: 64 pressed workers full of streams, and 64 others."""
+    limits = Limits(context_len=4096, page_size=16, pages=4096, slots=STREAMS, vocab_size=1000)
+    world = ScriptedDeployment(0, 0, limits=limits)
+    core, live = world.core, world.core._requests.live
+    for number in range(2 * WORKERS):
+        worker = core.fleet.up(f"d{number}", hello("decode", f"d{number}", limits=limits))
+        assert not isinstance(worker, str)
+        if number >= WORKERS:
+            worker.report(Load(free_pages=room, slots_free=STREAMS, running=1, running_tokens=16))
+            continue
+        for stream in range(STREAMS):
+            rid = f"r{number}.{stream}"
+            each = core._requests.admit(request(rid, tuple(range(100)), 400), 0.0)
+            core._reservations.dequeue(each)
+            each.state, each.joined, each.worker = RequestState.DECODING, True, worker
+            each.output.extend(range(stream % 50))
+            worker.assign(rid, 100, 7)
+        worker.report(Load(free_pages=0, running=STREAMS, running_tokens=100 * STREAMS))
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        core._migrations.rebalance(0.0)
+    finally:
+        sys.setprofile(None)
+    return calls, sum(each.target is not None for each in live.values())
+
+
+def test_a_pass_at_its_worst_costs_a_few_calls_a_stream() -> None:
+    calls, asked = calls_of_a_pass(room=5)
+    assert asked == 0
+    assert calls < STREAMS * WORKERS, "nobody has room for any"
+    calls, asked = calls_of_a_pass(room=4096)
+    assert asked == MOVES_AT_A_TIME * WORKERS
+    assert calls < CALLS_PER_STREAM * STREAMS * WORKERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from router.core.queueing.balance import FRESH_SECONDS
 from router.core.queueing.stream_packing import LEAVING_STREAMS
 from router.core.requests.sampling_group import split_choices
 from shared.wire.messages import Decode, Joined, Limits, Migrate, Prefilled, Serve
@@ -125,6 +126,21 @@ def test_the_last_streams_leave_a_worker_where_prompts_wait_a_few_at_a_time_and_
     world.loaded("d1", running=2, queued_tokens=40, slots_free=14, **IN_HASTE)
     world.loaded("d0", running=12, slots_free=4)
     assert len(world.sent(Migrate, "s0")) == 1
+
+
+def test_a_stream_that_has_got_no_token_lately_is_not_asked_to_leave() -> None:
+    world = deployment(msgspec.structs.replace(WHOLE, slots=16))
+    for uid in ("d1", "d2"):
+        world.loaded(uid, slots_free=0)
+    world.loaded("d0", slots_free=16)
+    for rid in ("old", "new"):
+        world.submit(request(rid))
+        begun(world, rid)
+    world.wait(FRESH_SECONDS)
+    world.generated("d0", "new", 1, 11)
+    world.loaded("d1", running=9, slots_free=7, extend_rate=100.0, extend_rate_alone=100.0)
+    world.loaded("d0", running=2, queued_tokens=40, slots_free=14, **IN_HASTE)
+    assert [each.rid for _, each in world.sent(Migrate)] == ["new"], "the other may be retracted"
 
 
 def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:
