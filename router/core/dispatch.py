@@ -79,7 +79,7 @@ class RouterCore:
             settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
         )
         self._balance = Balance(settings, self.fleet, self._requests.live)
-        self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds)
+        self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds, self._balance)
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._migrations = StreamMigrations(
@@ -262,7 +262,7 @@ class RouterCore:
         if kind == "wait" and (until := self._waits_for_group(live, now)) > now:
             self._reservations.deadlines.set(("wait", live.rid), until)
         else:
-            said = "target" if kind == "wait" and _is_past_target(live, now) else kind
+            said = "target" if kind == "wait" and live.is_past_target(now) else kind
             self.counters.targets["dropped"] += said == "target"
             waited, target = now - live.state_since, live.target_seconds
             failed = timed_out(said, waited, target, self.fleet, self.settings)
@@ -322,13 +322,8 @@ class RouterCore:
                 attempts.found_no_room(live)
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
-        running_max = self.settings.tenant_running_max
-        if running_max and live.tenant.running >= running_max and not live.output:
+        if not live.may_begin(self.settings.tenant_running_max, now):
             return None
-        if live.sampling_group is not None and live.sampling_group.holds_back(live):
-            return None
-        if live.sampling_group is None and not live.output and _is_past_target(live, now):
-            return None  # it is dropped at the next tick
         way = self._local_prompts.way(live, now)
         if way in ("prefill", "either"):
             return self._to_prefill(live, now, or_decode=way == "either")
@@ -341,7 +336,7 @@ class RouterCore:
         """To a decode worker, prompt and all."""
         self.counters.local_prompts[why] += 1
         self.fleet.mark_chosen(choice.worker)
-        packs = self._migrations.packs_streams(besides=1)
+        packs = self._migrations.packs_streams(now, besides=live)
         self._requests.serve(live, choice, now)
         if packs:
             self._migrations.ask_to_leave(live, now)
@@ -435,7 +430,7 @@ class RouterCore:
         if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
         some_fit, is_late = False, now >= self._reservations.late_at(live)
-        packs = self._migrations.packs_streams()
+        packs = self._migrations.packs_streams(now)
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._migrations.untried(live, workers, now)
             some_fit |= bool(untried)
@@ -484,8 +479,3 @@ class RouterCore:
         return (
             elsewhere and placement.place_decode(live.need, workers, prefixes, self.settings, now) is not None
         )
-
-
-def _is_past_target(live: LiveRequest, now: float) -> bool:
-    """Whether its first token was to have come by now."""
-    return bool(live.target_seconds) and now >= live.arrived_at + live.target_seconds

@@ -66,7 +66,7 @@ class Balance:
         return own_share(self._fleet.of_role("decode"))
 
     def tokens_max(self, share: float) -> float:
-        """Tokens of the largest stream that some worker may have room for. One pass over the workers, for all streams."""
+        """Tokens of the largest stream that some worker may have room for."""
         return max(
             (
                 share * self._room(worker) * worker.hello.limits.page_size

@@ -26,6 +26,8 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.placement_policies import Placement
 
+PROMPTS_LOOKED_AT = 64  # of those that wait: whether any waits for the time of workers
+
 # The decode worker that reads the pages of a request, and whether any fits it, full or not
 FindReader = Callable[[LiveRequest, float], tuple[Placement[Worker] | None, bool]]
 
@@ -83,13 +85,13 @@ class StreamMigrations:
     def pack_begun(self, now: float) -> None:
         """Where prompts wait, streams whose prompt a decode worker has just computed leave it for another."""
         begun, self._requests.begun_whole = self._requests.begun_whole, []
-        for live in begun if begun and self.packs_streams() else ():
+        for live in begun if begun and self.packs_streams(now) else ():
             if live.state is RequestState.DECODING and live.joined:
                 self.ask_to_leave(live, now)
 
     def gather_streams(self, now: float) -> None:
         """Where prompts wait beside few streams, these leave for the worker with most, each once."""
-        worker = self._stream_packing.to_empty() if self.packs_streams() else None
+        worker = self._stream_packing.to_empty() if self.packs_streams(now) else None
         if worker is None:
             return
         streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
@@ -107,19 +109,33 @@ class StreamMigrations:
 
         The choices of one request stay together: they share the pages of their prompt.
         """
-        if live.target is not None or live.made_room or live.sampling_group is not None:
+        here = live.worker
+        if here is None or live.target is not None or live.made_room or live.sampling_group is not None:
             return
         live.refresh_need()
-        choice = self._stream_packing.place_elsewhere(live, now)
+        workers = placement.decode_workers(live.need, self._fleet)
+        readers = next(self._unreachable_pairs.readers(here, workers, now))
+        choice = self._stream_packing.place_elsewhere(live, here, readers, now)
         if choice is not None:
             live.made_room = True
             self._counters.moved_streams += 1
             self._requests.request_migration(live, choice, "packed")
 
-    def packs_streams(self, besides: int = 0) -> bool:
-        """Whether streams are packed onto few workers, since prompts wait besides so many."""
-        waiting = self._requests.reservations.waiting
-        return self._stream_packing.is_wanted(prompts_wait=len(waiting) > besides)
+    def packs_streams(self, now: float, besides: LiveRequest | None = None) -> bool:
+        """Whether streams are packed onto few workers, since prompts wait, this one aside."""
+        return self._stream_packing.is_wanted(lambda: self._prompts_wait(besides, now))
+
+    def _prompts_wait(self, besides: LiveRequest | None, now: float) -> bool:
+        """Whether some of the first prompts wait for nothing but the time of workers."""
+        late = self._backpressure.late_lanes(now)
+        is_shut = bool(late) and all(worker.kv_group in late for worker in self._fleet.of_role("decode"))
+        running_max = self._settings.tenant_running_max
+        return any(
+            live is not besides
+            and live.may_begin(running_max, now)
+            and not (is_shut and live.tenant.before_decode)
+            for live in self._requests.reservations.waiting.first(PROMPTS_LOOKED_AT)
+        )
 
     # ---- where one that has left goes --------------------------------------------------------------------------
 

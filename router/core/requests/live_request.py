@@ -181,6 +181,25 @@ class LiveRequest:
             return self.baton.kv_format
         return self.worker.hello.kv_format if self.worker is not None else ""
 
+    def may_begin(self, running_max: int, now: float) -> bool:
+        """Whether its prompt may be begun, as soon as some worker has room.
+
+        Not while it rests, its tenant has as many running as it may, or a sibling computes the same prompt; nor once
+        its target is over: it is dropped at the next tick.
+        """
+        if now < self.rests_until or (
+            self.sampling_group is not None and self.sampling_group.holds_back(self)
+        ):
+            return False
+        if self.output:
+            return True
+        dropped = self.sampling_group is None and self.is_past_target(now)
+        return not dropped and not (running_max and self.tenant.running >= running_max)
+
+    def is_past_target(self, now: float) -> bool:
+        """Whether its first token was to have come by now."""
+        return bool(self.target_seconds) and now >= self.arrived_at + self.target_seconds
+
     def move_from(self, worker: Worker, now: float) -> None:
         """Note that it leaves a worker for balance. A worker may say so as often as it likes."""
         self.moved_from = (*self.moved_from, (worker.peer, now))[-VISITS_MAX:]

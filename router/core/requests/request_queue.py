@@ -75,6 +75,10 @@ class RequestQueue:
         """A copy, so that requests may be removed while it is walked."""
         return list(self._queue)
 
+    def first(self, count: int) -> list[LiveRequest]:
+        """Up to so many that are first in it."""
+        return self._queue[:count]
+
     def _order(self, live: LiveRequest) -> tuple[bool, int, float, float]:
         return (not live.output, -live.request.priority, live.starts[self._state], live.arrival)
 

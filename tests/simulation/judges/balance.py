@@ -64,7 +64,7 @@ class BalanceJudge:
     def look(self, now: float) -> None:
         """All has been placed. No stream could leave a worker that lacks pages, but for those that are too many."""
         for source in self._core.fleet.of_role("decode"):
-            if not self._is_pressed(source) or self._enough_leave(source):
+            if not self.is_pressed(source) or self._enough_leave(source):
                 continue
             if self._core._backpressure.seconds_before_decode(source.kv_group, now) > 0:
                 continue  # streams wait for decode
@@ -80,7 +80,7 @@ class BalanceJudge:
     def _judge_move(self, live: LiveRequest, target: Worker, now: float) -> None:
         source = live.worker
         assert source is not None, live.rid
-        assert self._is_pressed(source), f"{live.rid} leaves {source.peer}, which has pages"
+        assert self.is_pressed(source), f"{live.rid} leaves {source.peer}, which has pages"
         assert not self._was_left(live, target.peer, now), f"{live.rid} is to go back to {target.peer}"
         assert len(self._left.get(live.rid, ())) < MOVES_MAX, f"{live.rid} is to move once more"
         pages = target.pages_for(len(live.request.token_ids) + len(live.output))
@@ -130,7 +130,8 @@ class BalanceJudge:
             <= self._headroom(each) - 2 * self._growth(each) - 0.1 * each.hello.limits.pages - here
         ]
 
-    def _is_pressed(self, worker: Worker) -> bool:
+    def is_pressed(self, worker: Worker) -> bool:
+        """Whether some of its streams may leave it, since it lacks pages."""
         steps, load = self._core.settings.balance_steps, worker.load
         if not (steps and worker.load_number and worker.hello.limits.page_size) or worker.draining:
             return False

@@ -13,6 +13,8 @@ from router.core.requests.live_request import LiveRequest
 from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.ways import prove_moved_in_time
 
+FRESH_SECONDS = 0.5
+
 
 class JudgedMigrations(StreamMigrations):
     """Those of one router."""
@@ -33,8 +35,11 @@ class JudgedMigrations(StreamMigrations):
 
     def ask_to_leave(self, live: LiveRequest, now: float) -> None:
         before = live.target
+        pressed = [each for each in self._fleet.of_role("decode") if self._balance_judge.is_pressed(each)]
         super().ask_to_leave(live, now)
-        if live.target is not before:
+        if live.target is not None and live.target is not before:
+            assert live.target not in pressed, f"{live.rid} goes to {live.target.peer}, which lacks pages"
+            assert not live.joined or now < live.token_at + FRESH_SECONDS, f"{live.rid} may be retracted"
             when = "later" if live.joined else "with its first token"
             self._judged[f"a stream leaves a worker to the prompts there {when}"] += 1
             prove_moved_in_time(self._core, live, self._moved)

@@ -210,7 +210,10 @@ PLACES: dict[str, dict[str, str]] = {
         "streams are late": "late_lanes",
         "what may stand in front of decode at any rate": "_lane_min",
     },
-    "router.core.queueing.migrations": {"a worker was left by a stream that is placed": "was_left"},
+    "router.core.queueing.migrations": {
+        "a worker was left by a stream that is placed": "was_left",
+        "a stream has got a token lately": "is_fresh",
+    },
     "router.core.queueing.migrations.StreamMigrations": {
         "workers not yet tried": "untried",
         "migrations are asked for": "leave_draining",
@@ -295,7 +298,10 @@ PLACES: dict[str, dict[str, str]] = {
         "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",
     },
-    "router.core.queueing.stream_packing.StreamPacking": {"streams are packed": "is_wanted"},
+    "router.core.queueing.stream_packing.StreamPacking": {
+        "streams are packed": "is_wanted",
+        "a worker may get more streams": "_may_fill",
+    },
     "router.core.queueing.stranded_streams.StrandedStreams": {
         "a worker could continue a stream": "_is_served"
     },

@@ -6,8 +6,8 @@ import sys
 from collections import Counter
 
 from router.core.queueing.balance import BACK_SECONDS, MOVES, MOVES_AT_A_TIME
-from router.core.requests.live_request import VISITS_MAX
 from router.core.requests.lifecycle import RequestState
+from router.core.requests.live_request import VISITS_MAX
 from shared.wire.messages import Decode, Draining, Limits, Load, Migrate
 from tests.unit.router.deployment import ScriptedDeployment, hello, request
 

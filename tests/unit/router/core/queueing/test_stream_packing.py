@@ -34,6 +34,11 @@ def begun(world: ScriptedDeployment, rid: str) -> str:
     return peer
 
 
+def fetched_once(world: ScriptedDeployment, seconds: float = 0.01) -> None:
+    """A stream moved within so many seconds: what a pause is, is known."""
+    world.core._stream_packing._seconds.observe_fetch(("weights", "kv"), 100, seconds)
+
+
 def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() -> None:
     world = deployment()
     world.submit(request("r"))
@@ -111,6 +116,7 @@ def test_the_last_streams_leave_a_worker_where_prompts_wait_a_few_at_a_time_and_
         world.submit(request(f"s{number}"))
         begun(world, f"s{number}")
     assert world.sent(Migrate) == []
+    fetched_once(world)
     held = {"running": 6, "queued_tokens": 40, "slots_free": 10, **IN_HASTE}
     world.loaded("d0", **held)
     assert world.sent(Migrate) == [], "nobody has more streams"
@@ -136,11 +142,62 @@ def test_a_stream_that_has_got_no_token_lately_is_not_asked_to_leave() -> None:
     for rid in ("old", "new"):
         world.submit(request(rid))
         begun(world, rid)
+    fetched_once(world)
     world.wait(FRESH_SECONDS)
     world.generated("d0", "new", 1, 11)
     world.loaded("d1", running=9, slots_free=7, extend_rate=100.0, extend_rate_alone=100.0)
     world.loaded("d0", running=2, queued_tokens=40, slots_free=14, **IN_HASTE)
     assert [each.rid for _, each in world.sent(Migrate)] == ["new"], "the other may be retracted"
+
+
+def test_no_stream_leaves_later_while_nobody_knows_how_long_it_would_pause() -> None:
+    world = deployment()
+    for uid in ("d1", "d2"):
+        world.loaded(uid, slots_free=0)
+    world.submit(request("r"))
+    begun(world, "r")
+    for seen, asked in ((False, []), (True, ["r"])):
+        if seen:
+            fetched_once(world)
+        world.loaded("d1", slots_free=0)
+        world.loaded("d1", running=9, slots_free=2, extend_rate=100.0, extend_rate_alone=100.0)
+        world.loaded("d0", running=1, queued_tokens=40, slots_free=3, **IN_HASTE)
+        assert [each.rid for _, each in world.sent(Migrate)] == asked
+
+
+def test_streams_make_no_room_at_a_worker_that_balance_empties() -> None:
+    world = deployment()
+    world.loaded("d0", running=3, running_tokens=300, queued_tokens=40, free_pages=8, **IN_HASTE)
+    world.submit(request("r"))
+    begun(world, "r")
+    assert world.sent(Migrate) == []
+
+
+def test_a_worker_that_could_not_read_lately_is_not_chosen() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    world.migrating(here, "r", 1)
+    world.refused("d0", "r", "unreachable")
+    other = ({"d1", "d2"} - {here}).pop()
+    world.loaded(other, slots_free=0)
+    world.submit(request("s"))
+    assert begun(world, "s") == here
+    assert world.sent(Migrate, "s") == []
+
+
+def test_prompts_that_time_would_not_help_pack_no_streams() -> None:
+    world = ScriptedDeployment(0, 0, limits=WHOLE, local_prefill="short", tenant_running_max=1)
+    for number in range(3):
+        world.up("decode", f"d{number}", limits=WHOLE, understands=("Serve",))
+    world.loaded("d0", running=3, extend_rate=10.0, extend_rate_alone=100.0)
+    for uid in ("d1", "d2"):
+        world.loaded(uid, extend_rate=100.0, extend_rate_alone=100.0)
+    world.submit(request("r"))
+    world.submit(request("s"))
+    assert world.placed(Serve, "s") is None, "its tenant has one running"
+    begun(world, "r")
+    assert world.sent(Migrate) == []
 
 
 def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:
