@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Literal
+from itertools import product
+from typing import Literal, get_args
 
 from shared.primitives.metric_fields import (
     CACHED_TOKENS,
@@ -67,7 +68,7 @@ class RouterCounters:
         "lost_decode",
     )
     migrations: Counter[tuple[str, ...]] = counted_by_labels(
-        MIGRATIONS, ("migrated", "drain"), ("recomputed", "drain"), ("migrated", "balance")
+        MIGRATIONS, *product(("migrated", "recomputed"), get_args(MigrationCause))
     )
     stale_batons: Counter[str] = counted_by(STALE_BATONS)  # stale, unreachable, lease_ended
     refusals: Counter[str] = counted_by(
@@ -149,10 +150,6 @@ class RouterCounters:
             "Requests given to workers, by the worker's role and why this one, in one word (`PlacementReason`).",
             ("worker_role", "why"),
         )
-    )
-    moved_streams: int = total(
-        "segue_router_moved_streams_total",
-        "Streams that were asked to leave a decode worker, since prompts wait for its time.",
     )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
     completion_tokens: int = counted(GENERATED_TOKENS)

@@ -90,7 +90,6 @@ class RouterCore:
             self._balance,
             self._stream_packing,
             self._unreachable_pairs,
-            self.counters,
         )
         self._silent_workers = SilentWorkers(
             settings, self.fleet, self._requests, self._reservations, self.counters, self._effects

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from router.config import RouterConfig
-from router.core.counters import RouterCounters
 from router.core.fleet import placement
 from router.core.fleet.unreachable_pairs import UnreachablePairs
 from router.core.fleet.workers import Fleet, Worker
@@ -44,7 +43,6 @@ class StreamMigrations:
         balance: Balance,
         stream_packing: StreamPacking,
         unreachable_pairs: UnreachablePairs,
-        counters: RouterCounters,
     ):
         self._settings = settings
         self._fleet = fleet
@@ -53,7 +51,6 @@ class StreamMigrations:
         self._balance = balance
         self._stream_packing = stream_packing
         self._unreachable_pairs = unreachable_pairs
-        self._counters = counters
 
     # ---- who leaves --------------------------------------------------------------------------------------------
 
@@ -118,7 +115,6 @@ class StreamMigrations:
         choice = self._stream_packing.place_elsewhere(live, here, readers, now)
         if choice is not None:
             live.made_room = True
-            self._counters.moved_streams += 1
             self._requests.request_migration(live, choice, "packed")
 
     def packs_streams(self, now: float, besides: LiveRequest | None = None) -> bool:

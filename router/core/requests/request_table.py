@@ -186,7 +186,9 @@ class RequestTable:
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
 
     def decode(self, live: LiveRequest, choice: Placement[Worker], now: float) -> None:
-        """ready → decoding."""
+        """ready → decoding. One that comes back to the worker that it was to leave for prompts has not left it."""
+        if choice.worker is live.holder and live.migration_cause == "packed":
+            live.made_room = False
         self.reservations.foresee(live, None)
         self._counters.ready_seconds.append(now - live.state_since)
         if len(live.output) == 1:

@@ -227,7 +227,9 @@ def run_candidate(cell: Cell, name: str, seconds: float, seed: int) -> dict[str,
         "itl_p99": figures["itl_p99"],
         "completed_share": round(sum(each.completed for each in counted) / max(1, len(counted)), 4),
         "local_prompts": figures["local_prompts"],
-        "moved_streams": sum(each.core.counters.moved_streams for each in cluster.all_routers),
+        "moved_streams": sum(
+            each.core.counters.migrations["migrated", "packed"] for each in cluster.all_routers
+        ),
         "requests": len(cluster.records),
         "cpu_seconds": round(time.process_time() - began, 1),
     }

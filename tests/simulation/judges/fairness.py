@@ -192,6 +192,9 @@ class JudgedRouterCore(JudgedCaches):
         placed = super()._to_decode(live, now)
         if placed:
             self._balance_judge.placed(live, now)
+            if live.worker is live.holder and live.migration_cause == "packed":
+                self.judged["a stream that was to make room is put back"] += 1
+                self._migrations.put_back(live)
         else:
             self._found_none[live.rid] = now
         if placed and failed:

@@ -28,7 +28,6 @@ class JudgedMigrations(StreamMigrations):
             core._balance,
             core._stream_packing,
             core._unreachable_pairs,
-            core.counters,
         )
         self._core, self._balance_judge, self._judged = core, balance_judge, judged
         self._moved: set[str] = set()  # streams that left a worker to the prompts there
@@ -43,6 +42,10 @@ class JudgedMigrations(StreamMigrations):
             when = "later" if live.joined else "with its first token"
             self._judged[f"a stream leaves a worker to the prompts there {when}"] += 1
             prove_moved_in_time(self._core, live, self._moved)
+
+    def put_back(self, live: LiveRequest) -> None:
+        """It goes on where its pages are: it has not moved."""
+        self._moved.discard(live.rid)
 
     def rebalance(self, now: float) -> None:
         before = {rid: live.target for rid, live in self._requests.live.items()}

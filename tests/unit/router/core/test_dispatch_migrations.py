@@ -234,3 +234,13 @@ def test_no_prompt_is_computed_for_a_draining_decode_worker() -> None:
     world.up("prefill", "p1", kv_format="new")
     world.up("decode", "d1", kv_format="new")
     assert world.placed(Prefill, "r") == "p1"
+
+
+def test_each_cause_of_a_migration_is_shown_before_the_first_one() -> None:
+    migrations = RouterCounters().migrations
+    assert set(migrations) == {
+        (outcome, cause)
+        for outcome in ("migrated", "recomputed")
+        for cause in ("drain", "balance", "packed")
+    }
+    assert not migrations.total()

@@ -50,7 +50,7 @@ def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() 
     world.say("d0", Joined("r", 1, 4096, 0, 0.01))
     world.generated("d0", "r", 1, 11)
     assert len(world.sent(Migrate, "r")) == 1, "it moves once"
-    assert (world.output("r"), world.core.counters.moved_streams) == ([10, 11], 1)
+    assert (world.output("r"), world.core.counters.migrations["migrated", "packed"]) == ([10, 11], 1)
 
 
 def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
@@ -241,6 +241,12 @@ def test_a_stream_that_its_new_worker_cannot_read_goes_on_where_its_pages_are() 
     world.refused("d0", "r", "unreachable")
     assert world.placed(Decode, "r") == here, "nothing is computed again"
     assert len(world.sent(Serve, "r")) == 1
+    world.joined(here, "r")
+    fetched_once(world)
+    world.wait(world.core.settings.unreachable_seconds)
+    world.generated(here, "r", 1, 11)
+    world.loaded(here, running=1, queued_tokens=40, slots_free=3, **IN_HASTE)
+    assert len(world.sent(Migrate, "r")) == 2, "it has not moved yet"
 
 
 def test_the_choices_of_one_request_stay_with_the_pages_of_their_prompt() -> None:
