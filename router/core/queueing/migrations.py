@@ -136,20 +136,22 @@ class StreamMigrations:
     # ---- where one that has left goes --------------------------------------------------------------------------
 
     def untried(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Sequence[Worker]:
-        """Decode workers that have not failed to fetch its pages; of a stream that moves, none that it comes from."""
+        """Decode workers that have not failed to fetch its pages.
+
+        A stream that moves does not go back to where it comes from, unless all others are about to end.
+        """
         if live.unread_by:
             workers = [worker for worker in workers if worker.peer not in live.unread_by]
-        if live.migrating:
-            away = [worker for worker in workers if _is_away(live, worker, now)]
-            workers = away if away or self._can_move_on(live, now) else workers
+        if live.migrating and self._can_move_on(live, now):
+            workers = [worker for worker in workers if _is_away(live, worker, now)]
         return workers
 
     def is_cornered(self, live: LiveRequest, now: float) -> bool:
-        """Whether a stream was moved for balance, and now the worker that has its pages drains, as all others do.
+        """Whether a stream left a worker that did not drain, and now that one does, as all others do.
 
         It could have gone on there till its end. Its pages must not keep that worker from its end.
         """
-        moved = live.migrating and live.migration_cause == "balance"
+        moved = live.migrating and live.migration_cause != "drain"
         return moved and live.holder is not None and live.holder.draining and not self._can_move_on(live, now)
 
     def _can_move_on(self, live: LiveRequest, now: float) -> bool:
@@ -163,4 +165,6 @@ class StreamMigrations:
 
 def _is_away(live: LiveRequest, worker: Worker, now: float) -> bool:
     """Whether a stream that moves does not come from the worker."""
-    return worker is not live.holder and not was_left(live, worker.peer, now)
+    if live.migration_cause == "balance" and was_left(live, worker.peer, now):
+        return False
+    return worker is not live.holder

@@ -6,6 +6,7 @@ from collections import Counter
 
 import msgspec
 
+from router.core.counters import RouterCounters
 from router.core.effects import RequestFailed
 from shared.wire.messages import Cancel, Decode, DrainAck, Draining, Migrate, Prefill, Release, Renew
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
@@ -239,8 +240,6 @@ def test_no_prompt_is_computed_for_a_draining_decode_worker() -> None:
 def test_each_cause_of_a_migration_is_shown_before_the_first_one() -> None:
     migrations = RouterCounters().migrations
     assert set(migrations) == {
-        (outcome, cause)
-        for outcome in ("migrated", "recomputed")
-        for cause in ("drain", "balance", "packed")
+        (outcome, cause) for outcome in ("migrated", "recomputed") for cause in ("drain", "balance", "packed")
     }
     assert not migrations.total()

@@ -148,11 +148,33 @@ def test_a_stream_that_was_moved_does_not_keep_the_last_workers_from_their_ends(
     is_tight(world, "d0")
     world.loaded("d1", slots_free=0)
     world.migrating("d0", "r1", 2)
+    world.loaded("d0", slots_free=0)
     assert world.state("r1") == "ready"
     world.say("d1", Draining())
+    assert world.state("r1") == "ready"
     world.say("d0", Draining())
     assert world.state("r1") != "ready"
     assert world.core.counters.continuations["holder_drains"] == 1
+
+
+def test_a_stream_that_moves_waits_for_no_worker_that_drains() -> None:
+    world = two_streams()
+    is_tight(world, "d0")
+    world.loaded("d1", slots_free=0)
+    world.migrating("d0", "r1", 2)
+    assert world.state("r1") == "ready"
+    world.say("d1", Draining())
+    assert world.state("r1") == "decoding", "its pages are at d0"
+    assert not world.core.counters.continuations.total()
+
+
+def test_a_stream_returns_at_once_for_another_cause_than_balance() -> None:
+    world = moved_to_the_other()
+    world.up("decode", "d2", limits=LIMITS)
+    world.loaded("d2", slots_free=0)
+    world.say("d1", Draining())
+    world.migrating("d1", "r1", 3)
+    assert world.placed(Decode, "r1") == "d0", "and does not wait for d2"
 
 
 STREAMS, WORKERS = 256, 64

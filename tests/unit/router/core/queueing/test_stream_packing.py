@@ -7,7 +7,7 @@ import msgspec
 from router.core.queueing.balance import FRESH_SECONDS
 from router.core.queueing.stream_packing import LEAVING_STREAMS
 from router.core.requests.sampling_group import split_choices
-from shared.wire.messages import Decode, Joined, Limits, Migrate, Prefilled, Serve
+from shared.wire.messages import Decode, Draining, Joined, Limits, Migrate, Prefilled, Serve
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
@@ -217,6 +217,21 @@ def test_a_stream_that_no_other_worker_can_take_goes_back_to_the_one_that_has_it
         world.down(uid)
     world.migrating(here, "r", 1)
     assert world.placed(Decode, "r") == here
+
+
+def test_a_stream_that_makes_room_does_not_keep_the_last_workers_from_their_ends() -> None:
+    world = deployment()
+    world.submit(request("r"))
+    here = begun(world, "r")
+    for uid in {"d1", "d2"} - {here}:
+        world.down(uid)
+    world.loaded("d0", slots_free=0)
+    world.loaded(here, slots_free=0)
+    world.migrating(here, "r", 1)
+    assert world.state("r") == "ready"
+    world.say("d0", Draining())
+    world.say(here, Draining())
+    assert world.core.counters.continuations["holder_drains"] == 1
 
 
 def test_a_prompt_waits_for_a_turn_at_a_worker_that_has_it_far_sooner() -> None:
