@@ -118,9 +118,6 @@ MISTAKES: dict[str, Mistakes] = {
         "streams make room although no prompt waits": {"streams are packed": gives(True)},
         "a stream makes room for prompts again and again": {"a stream is asked to leave": _again},
         "streams make room at a worker that lacks pages": {"a worker may get more streams": gives(True)},
-        "a stream that may be retracted is asked to make room": {
-            "a stream has got a token lately": gives(True)
-        },
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },
 }

@@ -212,7 +212,6 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.queueing.migrations": {
         "a worker was left by a stream that is placed": "was_left",
-        "a stream has got a token lately": "is_fresh",
     },
     "router.core.queueing.migrations.StreamMigrations": {
         "workers not yet tried": "untried",
