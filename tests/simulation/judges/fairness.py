@@ -68,7 +68,7 @@ class JudgedRouterCore(JudgedCaches):
         super().__init__(settings, now)
         self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
         self._balance_judge = BalanceJudge(self, self.judged)
-        self._migrations = JudgedMigrations(self, self._balance_judge, self.judged)
+        self._migrations = self._judged_migrations = JudgedMigrations(self, self._balance_judge, self.judged)
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -194,7 +194,7 @@ class JudgedRouterCore(JudgedCaches):
             self._balance_judge.placed(live, now)
             if live.worker is live.holder and live.migration_cause == "packed":
                 self.judged["a stream that was to make room is put back"] += 1
-                self._migrations.put_back(live)
+                self._judged_migrations.put_back(live)
         else:
             self._found_none[live.rid] = now
         if placed and failed:
