@@ -6,7 +6,7 @@ import re
 
 from shared.local.smoke_test import smoke_test
 from tests.integration.deployments.aggregated import needs_prefill
-from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
+from tests.integration.deployments.deployment import LocalDeployment
 
 
 @needs_prefill("no KV moves")
@@ -22,14 +22,3 @@ def test_every_smoke_test_sees_kv_move(one_each: LocalDeployment) -> None:
         measured = re.fullmatch(r"by its last fetches it carries (\d+) MB/s over cma/memory", link)
         assert measured is not None, link
         assert int(measured[1]) > 0
-
-
-@needs_prefill("no KV moves")
-def test_it_sees_kv_move_although_an_idle_decode_worker_computes_prompts() -> None:
-    pages = {"kvPages": 1200}
-    config: RoleConfigs = {"prefill": pages, "decode": pages, "router": {"localPrefill": "short"}}
-    with deployment(config=config) as running:
-        for _ in range(3):
-            assert "bytes of KV moved for it" in smoke_test(running.url, running.admin_url)[2]
-        assert running.total("router", "segue_router_local_prompts_total{why=sooner}") > 0
-        assert running.total("prefill", "segue_requests_total{outcome=received}") > 0

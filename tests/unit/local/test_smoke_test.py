@@ -30,20 +30,25 @@ def router(
     clients: set[object] | None = None,
     api_key: str = "",
     roles: tuple[str, ...] = ("prefill", "decode"),
+    roles_in_a_burst: tuple[str, ...] = (),
 ) -> Iterator[str]:
     """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
-    asks for that, but not where it tells of requests.
+    asks for that, but not where it tells of requests. r1 is a chat, r2 a completion, which comes in a burst.
     """
-    visits = [{"role": role, "worker": role[0]} for role in roles]
-    answers = {
-        "/v1/models": {"data": [{"id": "tiny"}]},
-        "/debug/requests/r1": {
-            "fetched_bytes": fetched_bytes,
+
+    def record(roles: tuple[str, ...]) -> dict[str, object]:
+        return {
+            "fetched_bytes": fetched_bytes if "prefill" in roles else 0,
             "fetch_milliseconds": 2.0,
             "transport": "tcp/eth0",
             "link_bytes_per_second": link_bytes_per_second,
-            "workers": visits,
-        },
+            "workers": [{"role": role, "worker": role[0]} for role in roles],
+        }
+
+    answers = {
+        "/v1/models": {"data": [{"id": "tiny"}]},
+        "/debug/requests/r1": record(roles),
+        "/debug/requests/r2": record(roles_in_a_burst or roles),
     }
 
     class ScriptedHandler(BaseHTTPRequestHandler):
@@ -66,7 +71,7 @@ def router(
             if clients is not None:
                 clients.add(self.client_address)
             self.send_response(status)
-            self.send_header("x-segue-request-id", "r1")
+            self.send_header("x-segue-request-id", "r1" if "chat" in self.path else "r2")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
@@ -99,10 +104,18 @@ def test_without_prefill_workers_a_request_that_decode_served_alone_passes() -> 
         assert smoke_test(url, url, aggregated=True)[1:] == [
             "request r1 went to decode d, which computed its prompt, too"
         ]
-        with pytest.raises(SmokeTestError, match="no KV moved for request r1: it went to decode d"):
+        said = "no KV moved for request r1: it went to decode d, as did 48 prompts that came 16 at once"
+        with pytest.raises(SmokeTestError, match=said):
             smoke_test(url, url)
     with router(WHOLE, 0, roles=()) as url, pytest.raises(SmokeTestError, match="it went to no worker"):
         smoke_test(url, url, aggregated=True)
+
+
+def test_where_decode_computes_a_single_prompt_one_of_a_burst_shows_that_kv_moves() -> None:
+    with router(WHOLE, 4_000_000, roles=("decode",), roles_in_a_burst=("prefill", "decode")) as url:
+        went, moved, _ = smoke_test(url, url)[1:]
+    assert went == "request r2 went to prefill p, then decode d"
+    assert moved.startswith("4000000 bytes of KV moved for it")
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:
