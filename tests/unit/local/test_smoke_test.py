@@ -22,6 +22,17 @@ WHOLE = [chunk("Rayleigh"), chunk(" scattering", "stop"), "[DONE]"]
 BROKEN = [chunk("Rayleigh"), json.dumps({"error": {"message": "the worker is lost"}})]
 
 
+def record(roles: tuple[str, ...], fetched_bytes: int, link_bytes_per_second: int) -> dict[str, object]:
+    """What a router tells of a request that went to a worker of each role."""
+    return {
+        "fetched_bytes": fetched_bytes if "prefill" in roles else 0,
+        "fetch_milliseconds": 2.0,
+        "transport": "tcp/eth0",
+        "link_bytes_per_second": link_bytes_per_second,
+        "workers": [{"role": role, "worker": role[0]} for role in roles],
+    }
+
+
 @contextlib.contextmanager
 def router(
     events: list[str],
@@ -35,20 +46,10 @@ def router(
     """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
     asks for that, but not where it tells of requests. r1 is a chat, r2 a completion, which comes in a burst.
     """
-
-    def record(roles: tuple[str, ...]) -> dict[str, object]:
-        return {
-            "fetched_bytes": fetched_bytes if "prefill" in roles else 0,
-            "fetch_milliseconds": 2.0,
-            "transport": "tcp/eth0",
-            "link_bytes_per_second": link_bytes_per_second,
-            "workers": [{"role": role, "worker": role[0]} for role in roles],
-        }
-
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
-        "/debug/requests/r1": record(roles),
-        "/debug/requests/r2": record(roles_in_a_burst or roles),
+        "/debug/requests/r1": record(roles, fetched_bytes, link_bytes_per_second),
+        "/debug/requests/r2": record(roles_in_a_burst or roles, fetched_bytes, link_bytes_per_second),
     }
 
     class ScriptedHandler(BaseHTTPRequestHandler):
