@@ -62,9 +62,9 @@ class LeastPass:
     def observe(self, tokens: int, seconds: float) -> None:
         """Learn from a pass."""
         size, known = max(tokens, SMALL_TOKENS), self._seconds
-        if not known or size < self._tokens:
+        if size < self._tokens or (not known and size == self._tokens):
             self._seconds = min(known, seconds) if known else seconds
-            self._tokens = min(self._tokens, size)
+            self._tokens = size
             return
         told = min(max(seconds, known / LEAST_FACTOR), known * LEAST_FACTOR)
         if size == self._tokens:

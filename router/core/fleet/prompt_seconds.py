@@ -78,7 +78,8 @@ class PromptSeconds:
         queued = worker.tokens if worker.hello.role == "prefill" else worker.tokens_waiting
         seconds = (queued + self._miss_weight * (tokens - cached)) / rate.tokens_per_second
         seconds += rate.position_seconds * sum_of_positions(cached, tokens - cached)
-        return seconds + _beside_streams(worker.load, tokens - cached, rate)
+        beside = worker.hello.role == "decode" and worker.load.running > 0
+        return seconds + (_beside_streams(worker.load, tokens - cached, rate) if beside else 0.0)
 
     def fetched(self, kv_group: KvGroup, tokens: int) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
@@ -108,7 +109,5 @@ class PromptSeconds:
 
 def _beside_streams(load: Load, tokens: int, rate: ExtendRate) -> float:
     """Seconds that streams cost a prompt of so many tokens, and a small part of what the prompt costs them."""
-    if not load.running:
-        return 0.0
     alone = tokens / (load.extend_rate_alone or rate.tokens_per_second)
     return STEPS * load.step_seconds + STREAM_WEIGHT * load.running * alone

@@ -94,7 +94,12 @@ class StreamMigrations:
         streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
         room = LEAVING_STREAMS - sum(live.target is not None for live in streams)
         may_leave = [
-            live for live in streams if live.target is None and not live.made_room and is_fresh(live, now)
+            live
+            for live in streams
+            if live.target is None
+            and not live.made_room
+            and live.sampling_group is None
+            and is_fresh(live, now)
         ]
         for live in may_leave[:TRIES_AT_A_TIME]:
             if room > 0:

@@ -21,7 +21,7 @@ from router.core.requests.lifecycle import RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.core.requests.reservations import Reservations
-from router.core.requests.sampling_group import PATIENCE_SECONDS, SamplingGroup
+from router.core.requests.sampling_group import PATIENCE_SECONDS
 from router.core.worker_events.silent_workers import SilentWorkers
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire import messages
@@ -149,10 +149,8 @@ class WorkerReplies:
         if message.baton is not None and not self._is_sound(message.baton, live, worker, output_len, now):
             return
         self._reservations.waiting.served(live)
-        self._backpressure.computed(now - live.state_since)
         self._silent_workers.answered(live, worker, message.cached_tokens)
-        if live.sampling_group is not None:
-            self._computed(live.sampling_group, worker, now)
+        self._computed(live, worker, now)
         if live.cached_tokens is None:
             live.cached_tokens = self._reported(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
@@ -182,8 +180,13 @@ class WorkerReplies:
         else:
             self._requests.score(live, message.logprobs[known:])
 
-    def _computed(self, group: SamplingGroup, worker: Worker, now: float) -> None:
-        """The worker has the prompt of a group. When its siblings have waited long enough for it they go anywhere."""
+    def _computed(self, live: LiveRequest, worker: Worker, now: float) -> None:
+        """The worker has the prompt. When siblings of the request have waited long enough for it they go anywhere."""
+        if live.state is RequestState.PREFILLING:
+            self._backpressure.computed(now - live.state_since)
+        group = live.sampling_group
+        if group is None:
+            return
         group.computed(worker, now)
         self._reservations.deadlines.set(("pause", group.name), now + PATIENCE_SECONDS)
 

@@ -52,8 +52,7 @@ def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         trace=_prefixes(40, 40, seconds),
         seconds=seconds,
     )
-    by_turns: dict[str, object] = {"prefill_policy": "round_robin", "local_prefill": "fallback"}
-    return {"cache_aware": shape, "round_robin": replace(shape, router=by_turns)}
+    return {"cache_aware": shape, "round_robin": replace(shape, router={"prefill_policy": "round_robin"})}
 
 
 def _hits(figures: Mapping[str, Figures]) -> Figures:
@@ -77,7 +76,7 @@ def _shared_prefixes(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     )
     return {
         "forty": shape,
-        "at prefill": replace(shape, router={"local_prefill": "fallback"}),
+        "short": replace(shape, router={"local_prefill": "short"}),
         "one": replace(shape, trace=_prefixes(1, 30, seconds)),
     }
 
@@ -92,12 +91,19 @@ def _by_routers(figures: Mapping[str, Figures], name: str) -> Figures:
 
 
 def _scattered(figures: Mapping[str, Figures]) -> Figures:
-    alone = {run: each for run, each in figures.items() if run.startswith("at prefill")}
+    forty = {run: each for run, each in figures.items() if run.startswith("forty")}
     one = {run: each for run, each in figures.items() if run.startswith("one")}
-    return _by_routers(figures, "forty") | {
-        "computed_most_by_least": max(number(run, "computed_most_by_least") for run in alone.values()),
-        "one_prefix_computed_most_by_mean": max(number(run, "computed_most_by_mean") for run in one.values()),
-    }
+    short = {f"short_{name}": hits for name, hits in _by_routers(figures, "short").items()}
+    return (
+        _by_routers(figures, "forty")
+        | short
+        | {
+            "computed_most_by_least": max(number(run, "computed_most_by_least") for run in forty.values()),
+            "one_prefix_computed_most_by_mean": max(
+                number(run, "computed_most_by_mean") for run in one.values()
+            ),
+        }
+    )
 
 
 # ---- conversations ----

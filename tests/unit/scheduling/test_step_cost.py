@@ -232,6 +232,15 @@ def test_the_least_pass_is_what_small_ones_take_whatever_long_ones_take() -> Non
     assert least.of(16) < 0.008, "in the end one is tried again"
 
 
+def test_a_small_pass_that_seemed_to_take_no_time_is_not_forgotten_for_a_large_one() -> None:
+    least = LeastPass()
+    for tokens, seconds in ((4096, 0.1), (16, 0.0), (4096, 0.1)):
+        least.observe(tokens, seconds)
+    assert least.of(16) == 0.0, "no small pass has told what it takes"
+    least.observe(16, 0.008)
+    assert least.of(16) == 0.008
+
+
 def _after(passes: Iterator[tuple[int, float]]) -> LeastPass:
     least = LeastPass()
     for tokens, seconds in passes:

@@ -89,6 +89,8 @@ def test_a_prompt_beside_streams_waits_for_two_steps_and_pays_for_what_they_wait
     others = 8 * 150 / 200
     assert seconds.computed(alone, 200, 50) == 1.5
     assert seconds.computed(beside, 200, 50) == pytest.approx(1.5 + STEPS * 0.5 + STREAM_WEIGHT * others)
+    batch = worker("prefill", extend_rate=100.0, step_seconds=0.5, running=8)
+    assert seconds.computed(batch, 200, 50) == 1.5, "no stream waits for a pass at prefill"
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
