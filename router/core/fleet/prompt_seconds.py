@@ -8,8 +8,9 @@ w is `cache_miss_weight`: what is computed anew drives something else out of a c
 them leaves room for others.
 
 Rates are what workers tell (`Load`). One that has told none yet is taken to be as fast as the last of its model that
-has: it could tell nothing before its first prompt. What a fetch costs is what a router sees of fetches of a KV group,
-from its command to `Joined`, so that a slow link and a line in front of it count for what they take.
+has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs is what a router sees of
+fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of it count for what they
+take. It is forgotten while there are none: where fetches were slow nothing travels that would show that they are not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shared.wire.messages import Load
 KEPT = 0.95  # of what earlier fetches tell, with each new one
 STEPS = 2  # of streams that a prompt beside them waits for: the one under way, and that of its own pass
 STREAM_WEIGHT = 0.05  # of a second that a stream waits for a pass, by one that a prompt waits
+FORGOTTEN_SECONDS = 30.0  # without a fetch, until half is left of what fetches are expected to take
 ALIKE = 1e-3  # squared, of the mean: tokens that differ by less say nothing of what each fetch takes
 GROUPS_MAX = 64  # models and KV groups of which anything is remembered
 
@@ -38,17 +40,22 @@ class Fetched:
     seconds: float = 0.0
     squares: float = 0.0  # tokens²
     products: float = 0.0  # tokens x seconds
+    seen_at: float = 0.0  # the last one
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: int, seconds: float, now: float) -> None:
         """One more; the others count for less."""
+        self.seen_at = now
         self.count = KEPT * self.count + 1
         self.tokens = KEPT * self.tokens + tokens
         self.seconds = KEPT * self.seconds + seconds
         self.squares = KEPT * self.squares + tokens * tokens
         self.products = KEPT * self.products + tokens * seconds
 
-    def of(self, tokens: int) -> float:
-        """Seconds of a fetch of so many tokens: a part that each fetch takes, and one for each token."""
+    def of(self, tokens: int, now: float) -> float:
+        """Seconds of a fetch of so many tokens: a part that each fetch takes, and one for each token.
+
+        Without fetches it is forgotten: where they were slow nothing travels, and nothing else would tell.
+        """
         if not self.tokens:
             return 0.0
         spread = self.count * self.squares - self.tokens**2
@@ -56,7 +63,8 @@ class Fetched:
         if spread > ALIKE * self.tokens**2:
             slope = (self.count * self.products - self.tokens * self.seconds) / spread
             by_token = min(by_token, max(0.0, slope))
-        return (self.seconds - by_token * self.tokens) / self.count + by_token * tokens
+        seconds = (self.seconds - by_token * self.tokens) / self.count + by_token * tokens
+        return float(seconds * 0.5 ** ((now - self.seen_at) / FORGOTTEN_SECONDS))
 
 
 class PromptSeconds:
@@ -64,7 +72,7 @@ class PromptSeconds:
 
     def __init__(self, miss_weight: float) -> None:
         self._miss_weight = miss_weight
-        self._rates: OrderedDict[str, ExtendRate] = OrderedDict()  # told last, by name of the model
+        self._rates: OrderedDict[tuple[str, str], ExtendRate] = OrderedDict()  # told last, by model and role
         self._fetched: OrderedDict[KvGroup, Fetched] = OrderedDict()
 
     def computed(self, worker: Worker, tokens: int, cached: int) -> float:
@@ -81,30 +89,33 @@ class PromptSeconds:
         beside = worker.hello.role == "decode" and worker.load.running > 0
         return seconds + (_beside_streams(worker.load, tokens - cached, rate) if beside else 0.0)
 
-    def fetched(self, kv_group: KvGroup, tokens: int) -> float:
+    def fetched(self, kv_group: KvGroup, tokens: int, now: float) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
         seen = self._fetched.get(kv_group)
-        return seen.of(tokens) if seen is not None else 0.0
+        return seen.of(tokens, now) if seen is not None else 0.0
 
-    def observe_fetch(self, kv_group: KvGroup, tokens: int, seconds: float) -> None:
+    def observe_fetch(self, kv_group: KvGroup, tokens: int, seconds: float, now: float) -> None:
         """Learn from a fetch of the pages of so many tokens."""
         if tokens <= 0:
             return
-        self._fetched.setdefault(kv_group, Fetched()).add(tokens, seconds)
+        self._fetched.setdefault(kv_group, Fetched()).add(tokens, seconds, now)
         self._fetched.move_to_end(kv_group)
         if len(self._fetched) > GROUPS_MAX:
             self._fetched.popitem(last=False)
 
     def _rate(self, worker: Worker) -> ExtendRate:
-        """The worker's own rate, or the one that was told last for its model."""
-        model, load = worker.hello.model_name, worker.load
+        """The worker's own rate, or the one that was told last for its model: of its role, if any was."""
+        model, role, load = worker.hello.model_name, worker.hello.role, worker.load
         if not load.extend_rate:
-            return self._rates.get(model, ExtendRate())
-        rate = self._rates[model] = ExtendRate(load.extend_rate, load.position_seconds)
-        self._rates.move_to_end(model)
-        if len(self._rates) > GROUPS_MAX:
+            other = "prefill" if role == "decode" else "decode"
+            return self._rates.get((model, role)) or self._rates.get((model, other)) or ExtendRate()
+        self._rates[model, role] = ExtendRate(
+            load.extend_rate_alone or load.extend_rate, load.position_seconds
+        )
+        self._rates.move_to_end((model, role))
+        if len(self._rates) > 2 * GROUPS_MAX:
             self._rates.popitem(last=False)
-        return rate
+        return ExtendRate(load.extend_rate, load.position_seconds)
 
 
 def _beside_streams(load: Load, tokens: int, rate: ExtendRate) -> float:

@@ -121,7 +121,7 @@ class LocalPlacement:
         seconds = self._seconds.computed(choice.worker, need.tokens, hit)
         if need.tokens_max - need.tokens > 1:
             here = prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
-            seconds += self._seconds.fetched(choice.worker.kv_group, max(0, need.tokens - here))
+            seconds += self._seconds.fetched(choice.worker.kv_group, max(0, need.tokens - here), now)
             seconds += self._backpressure.seconds_before_decode(choice.worker.kv_group, now)
         return seconds
 

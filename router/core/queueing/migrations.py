@@ -88,7 +88,7 @@ class StreamMigrations:
 
     def gather_streams(self, now: float) -> None:
         """Where prompts wait beside few streams, these leave for the worker with most, each once."""
-        worker = self._stream_packing.to_empty() if self.packs_streams(now) else None
+        worker = self._stream_packing.to_empty(now) if self.packs_streams(now) else None
         if worker is None:
             return
         streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]

@@ -47,7 +47,7 @@ class StreamPacking:
             return False
         return any(_has_prompts_waiting(worker) for worker in workers) or prompts_wait()
 
-    def to_empty(self) -> Worker | None:
+    def to_empty(self, now: float) -> Worker | None:
         """The worker with fewest streams, of those that have little time for prompts that wait there; None: none.
 
         Nor one of a KV group in which no fetch was seen yet: what a stream would pause for is not known.
@@ -58,7 +58,7 @@ class StreamPacking:
             if _has_prompts_waiting(worker)
             and _has_little_time(worker)
             and _streams(worker)
-            and self._seconds.fetched(worker.kv_group, 1) > 0
+            and self._seconds.fetched(worker.kv_group, 1, now) > 0
         ]
         return min(pressed, key=lambda worker: (_streams(worker), worker.arrival), default=None)
 
@@ -80,7 +80,7 @@ class StreamPacking:
     ) -> Placement[Worker] | None:
         """The worker to which a stream goes behind its first token; None: it stays where its prompt is computed."""
         choice = self.place(live, workers, now)
-        if choice is None or self._pause(live, choice.worker) > PAUSE_SECONDS:
+        if choice is None or self._pause(live, choice.worker, now) > PAUSE_SECONDS:
             return None
         with_it = _streams(here) + (live.rid in here.extending)
         return choice if _streams(choice.worker) >= with_it else None
@@ -89,9 +89,9 @@ class StreamPacking:
         """Whether it may get more streams: not where balance is about to take some away."""
         return not self._balance.is_pressed(worker)
 
-    def _pause(self, live: LiveRequest, worker: Worker) -> float:
+    def _pause(self, live: LiveRequest, worker: Worker, now: float) -> float:
         """Seconds until the worker has fetched the pages of the stream, as others of its KV group have lately."""
-        return self._seconds.fetched(worker.kv_group, live.need.tokens)
+        return self._seconds.fetched(worker.kv_group, live.need.tokens, now)
 
 
 def _has_little_time(worker: Worker) -> bool:

@@ -194,7 +194,9 @@ class WorkerReplies:
         """Returns whether a pair of workers was taken for apart until now."""
         reopened = live.holder is not None and self._unreachable_pairs.fetched(live.holder, worker)
         tokens, sent_at = live.need.tokens - message.cached_tokens, worker.assigned[live.rid].sent_at
-        self._prompt_seconds.observe_fetch(worker.kv_group, tokens, now - sent_at)
+        is_one_of_many = live.migrating and live.migration_cause == "drain"  # each waits for those before it
+        if not is_one_of_many:
+            self._prompt_seconds.observe_fetch(worker.kv_group, tokens, now - sent_at, now)
         self._reservations.correct_index(live, message.cached_tokens)
         self._requests.join(live, message, now)
         return reopened

@@ -38,7 +38,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
             for each in core._requests.live.values()
             if each.state is RequestState.READY and each.kv_group == group and not each.unread_by
         ]
-        there += core._local_prompts._seconds.fetched(group, max(0, fetched)) + max(waits, default=0.0)
+        there += core._local_prompts._seconds.fetched(group, max(0, fetched), now) + max(waits, default=0.0)
     return here, there
 
 

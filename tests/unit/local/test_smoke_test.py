@@ -42,6 +42,7 @@ def router(
     api_key: str = "",
     roles: tuple[str, ...] = ("prefill", "decode"),
     roles_in_a_burst: tuple[str, ...] = (),
+    burst_status: int = 200,
 ) -> Iterator[str]:
     """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
     asks for that, but not where it tells of requests. r1 is a chat, r2 a completion, which comes in a burst.
@@ -63,7 +64,8 @@ def router(
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer("".join(f"data: {event}\n\n" for event in events))
+            status = 200 if "chat" in self.path else burst_status
+            self.answer("".join(f"data: {event}\n\n" for event in events), status)
 
         def answer(self, body: str, status: int = 200) -> None:
             wanted = f"Bearer {api_key}" if api_key and "/debug/" not in self.path else None
@@ -117,6 +119,15 @@ def test_where_decode_computes_a_single_prompt_one_of_a_burst_shows_that_kv_move
         went, moved, _ = smoke_test(url, url)[1:]
     assert went == "request r2 went to prefill p, then decode d"
     assert moved.startswith("4000000 bytes of KV moved for it")
+
+
+def test_a_burst_that_the_key_may_not_send_says_that_no_kv_moved() -> None:
+    said = "no KV moved for request r1: it went to decode d"
+    with (
+        router(WHOLE, 1, roles=("decode",), burst_status=429) as url,
+        pytest.raises(SmokeTestError, match=said),
+    ):
+        smoke_test(url, url)
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:

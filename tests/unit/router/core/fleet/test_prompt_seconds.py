@@ -6,7 +6,13 @@ from math import inf
 
 import pytest
 
-from router.core.fleet.prompt_seconds import GROUPS_MAX, STEPS, STREAM_WEIGHT, PromptSeconds
+from router.core.fleet.prompt_seconds import (
+    FORGOTTEN_SECONDS,
+    GROUPS_MAX,
+    STEPS,
+    STREAM_WEIGHT,
+    PromptSeconds,
+)
 from router.core.fleet.workers import Worker
 from shared.wire.messages import Hello, Limits, Load, WorkerRole
 
@@ -56,30 +62,30 @@ def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that
 
 def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
     seconds, group = PromptSeconds(1.0), ("model", "format")
-    assert seconds.fetched(group, 1000) == 0.0
-    seconds.observe_fetch(group, 500, 1.0)
-    assert seconds.fetched(group, 1000) == 2.0
+    assert seconds.fetched(group, 1000, now=0.0) == 0.0
+    seconds.observe_fetch(group, 500, 1.0, now=0.0)
+    assert seconds.fetched(group, 1000, now=0.0) == 2.0
     for _ in range(100):
-        seconds.observe_fetch(group, 500, 0.5)
-    assert seconds.fetched(group, 1000) == pytest.approx(1.0, rel=0.01)
-    seconds.observe_fetch(group, -3, 100.0)
-    assert seconds.fetched(group, 1000) == pytest.approx(1.0, rel=0.01)
-    assert seconds.fetched(("model", "another format"), 1000) == 0.0
+        seconds.observe_fetch(group, 500, 0.5, now=0.0)
+    assert seconds.fetched(group, 1000, now=0.0) == pytest.approx(1.0, rel=0.01)
+    seconds.observe_fetch(group, -3, 100.0, now=0.0)
+    assert seconds.fetched(group, 1000, now=0.0) == pytest.approx(1.0, rel=0.01)
+    assert seconds.fetched(("model", "another format"), 1000, now=0.0) == 0.0
 
 
 def test_a_fetch_has_a_part_that_does_not_grow_with_its_tokens() -> None:
     seconds, group = PromptSeconds(1.0), ("model", "format")
     for tokens in (100, 200, 100, 300):
-        seconds.observe_fetch(group, tokens, 0.05 + 0.0001 * tokens)
-    assert seconds.fetched(group, 3000) == pytest.approx(0.05 + 0.3)
-    assert seconds.fetched(group, 0) == pytest.approx(0.05)
+        seconds.observe_fetch(group, tokens, 0.05 + 0.0001 * tokens, now=0.0)
+    assert seconds.fetched(group, 3000, now=0.0) == pytest.approx(0.05 + 0.3)
+    assert seconds.fetched(group, 0, now=0.0) == pytest.approx(0.05)
 
 
 def test_a_fetch_of_more_tokens_never_takes_less_time() -> None:
     seconds, group = PromptSeconds(1.0), ("model", "format")
     for tokens, took in ((100, 1.0), (1000, 0.1), (200, 0.8), (500, 0.2)):
-        seconds.observe_fetch(group, tokens, took)
-    assert 0.1 < seconds.fetched(group, 50) <= seconds.fetched(group, 5000) < 1.0
+        seconds.observe_fetch(group, tokens, took, now=0.0)
+    assert 0.1 < seconds.fetched(group, 50, now=0.0) <= seconds.fetched(group, 5000, now=0.0) < 1.0
 
 
 def test_a_prompt_beside_streams_waits_for_two_steps_and_pays_for_what_they_wait() -> None:
@@ -93,11 +99,30 @@ def test_a_prompt_beside_streams_waits_for_two_steps_and_pays_for_what_they_wait
     assert seconds.computed(batch, 200, 50) == 1.5, "no stream waits for a pass at prefill"
 
 
+def test_what_fetches_took_is_forgotten_while_nothing_travels() -> None:
+    seconds, group = PromptSeconds(1.0), ("model", "format")
+    seconds.observe_fetch(group, 500, 4.0, now=10.0)
+    assert seconds.fetched(group, 500, now=10.0) == 4.0
+    assert seconds.fetched(group, 500, now=10.0 + FORGOTTEN_SECONDS) == 2.0
+    assert seconds.fetched(group, 500, now=10.0 + 10 * FORGOTTEN_SECONDS) < 0.01, "prefill is tried again"
+
+
+def test_a_new_worker_is_as_fast_as_the_last_of_its_role_without_streams() -> None:
+    seconds = PromptSeconds(1.0)
+    seconds.computed(worker("decode", extend_rate=10.0, extend_rate_alone=50.0), 100, 0)
+    assert seconds.computed(worker("prefill"), 100, 0) == 2.0, "no prefill worker has told one"
+    seconds.computed(worker("prefill", extend_rate=100.0), 100, 0)
+    assert (seconds.computed(worker("prefill"), 100, 0), seconds.computed(worker("decode"), 100, 0)) == (
+        1.0,
+        2.0,
+    )
+
+
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
     seconds = PromptSeconds(1.0)
-    for number in range(GROUPS_MAX + 1):
-        seconds.observe_fetch(("model", str(number)), 1, 1.0)
+    for number in range(2 * GROUPS_MAX + 1):
+        seconds.observe_fetch(("model", str(number)), 1, 1.0, now=0.0)
         seconds.computed(worker(model=str(number), extend_rate=1.0), 1, 0)
-    assert seconds.fetched(("model", "0"), 1) == 0.0
-    assert seconds.fetched(("model", "1"), 1) == 1.0
+    assert seconds.fetched(("model", "0"), 1, now=0.0) == 0.0
+    assert seconds.fetched(("model", str(GROUPS_MAX + 1)), 1, now=0.0) == 1.0
     assert seconds.computed(worker(model="0"), 1, 0) == inf

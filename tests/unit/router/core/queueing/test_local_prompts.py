@@ -367,3 +367,19 @@ def test_what_prompts_take_beside_streams_does_not_count_as_what_prefill_takes()
     world.wait(5.0)
     begun(world, "r")
     assert world.core._backpressure.prefill_seconds == 0.0
+
+
+def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
+    """All of its streams move at once, and each waits for those before it."""
+    world = deployment(decode=2, local_prefill="short")
+    world.submit(request("r"))
+    here = world.placed(Serve, "r")
+    assert here is not None
+    there = "d1" if here == "d0" else "d0"
+    begun(world, "r", peer=here)
+    world.say(here, Draining())
+    world.migrating(here, "r", 1)
+    assert world.placed(Decode, "r") == there
+    world.wait(9.0)
+    world.say(there, Joined("r", 1, 4096, 0, 9.0))
+    assert world.core._local_prompts._seconds.fetched(("weights", "kv"), 100, world.now) == 0.0

@@ -36,7 +36,7 @@ def begun(world: ScriptedDeployment, rid: str) -> str:
 
 def fetched_once(world: ScriptedDeployment, seconds: float = 0.01) -> None:
     """A stream moved within so many seconds: what a pause is, is known."""
-    world.core._stream_packing._seconds.observe_fetch(("weights", "kv"), 100, seconds)
+    world.core._stream_packing._seconds.observe_fetch(("weights", "kv"), 100, seconds, world.now)
 
 
 def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() -> None:
