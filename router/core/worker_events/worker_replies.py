@@ -182,8 +182,7 @@ class WorkerReplies:
 
     def _computed(self, live: LiveRequest, worker: Worker, now: float) -> None:
         """The worker has the prompt. When siblings of the request have waited long enough for it they go anywhere."""
-        if live.state is RequestState.PREFILLING:
-            self._backpressure.computed(now - live.state_since)
+        self._backpressure.computed(now - live.state_since)
         group = live.sampling_group
         if group is None:
             return

@@ -361,14 +361,6 @@ def test_short_expects_of_a_prefixs_own_worker_what_such_workers_had() -> None:
     assert world.placed(Serve, "b") == "d0", "nothing is ever found there"
 
 
-def test_what_prompts_take_beside_streams_does_not_count_as_what_prefill_takes() -> None:
-    world = deployment(local_prefill="always")
-    world.submit(request("r"))
-    world.wait(5.0)
-    begun(world, "r")
-    assert world.core._backpressure.prefill_seconds == 0.0
-
-
 def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
     """All of its streams move at once, and each waits for those before it."""
     world = deployment(decode=2, local_prefill="short")
