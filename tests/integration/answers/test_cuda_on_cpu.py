@@ -60,6 +60,7 @@ def test_greedy_answers_are_those_of_transformers(path_of_a_gpu: LocalDeployment
 @pytest.mark.timeout(600)
 def test_a_killed_decode_worker_only_pauses_the_stream(path_of_a_gpu: LocalDeployment) -> None:
     undisturbed = crowd(path_of_a_gpu.url, [PROMPT], 1, **LONG)[0]
+    until(lambda: not path_of_a_gpu.held(), 10, "that no worker shows its slot any more")
     before = continuations(path_of_a_gpu)
     assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=LONG)) == undisturbed
     assert continuations(path_of_a_gpu) == before + 1
@@ -76,6 +77,7 @@ def test_answers_that_are_constrained_or_told_of_go_on_after_a_kill(path_of_a_gp
     ]
     for params in asked:
         undisturbed = crowd(path_of_a_gpu.url, [PROMPT], 1, **params)[0]
+        until(lambda: not path_of_a_gpu.held(), 10, "that no worker shows its slot any more")
         before = continuations(path_of_a_gpu)
         assert asyncio.run(disturb(path_of_a_gpu, pieces=8, with_worker=kill, params=params)) == undisturbed
         assert continuations(path_of_a_gpu) == before + 1
