@@ -111,10 +111,9 @@ class StepCost:
         positions = sum(sum_of_positions(start, count) for start, count in pairs)
         step, beyond = (1.0, float(tokens), float(positions)), max(0.0, seconds - self.decode_seconds(rows))
         known = self.extend or ExtendCost(0.0, 0.0, 0.0)
-        if expected := known.fixed + known.token * tokens + known.position * positions:
-            beyond = min(
-                beyond, HICCUP * expected
-            )  # a process that stood still has not told what tokens cost
+        expected = known.fixed + known.token * tokens + known.position * positions
+        if expected:  # a process that stood still has not told what tokens cost
+            beyond = min(beyond, HICCUP * expected)
         told = beyond
         if tokens <= SMALL_TOKENS:  # a device without much that is fixed computes a page sooner
             told -= known.token * max(0, tokens - LEAST_TOKENS) + known.position * positions
