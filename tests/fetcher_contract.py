@@ -215,6 +215,8 @@ class FetcherContract:
         failed = [event for event in world.reader.poll() if isinstance(event, FetchFailed)]
         assert [(event.fetch_id, event.ended) for event in failed] == [(LIMITS.fetches_max, True)]
         assert "16 fetches" in failed[0].reason
+        # over TCP a reader that closes in the middle of reads may end the holder
+        world.poll_until(lambda: not world.reader.outstanding)
 
     def test_an_abandoned_fetch_tells_nothing_but_its_end(self, world: FetchWorld) -> None:
         source = world.make_holder()

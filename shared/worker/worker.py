@@ -305,8 +305,12 @@ def turn_until_exit(
     publish: Callable[[], None],
     write_note: Callable[[Note], None],
 ) -> None:
-    """Turn the loop until `drain` says that the process may exit. `publish` refreshes /metrics."""
-    next_publish = 0.0
+    """Turn the loop until `drain` says that the process may exit.
+
+    `publish` refreshes /metrics: each PUBLISH_SECONDS, and once after the last step before the loop rests, so that who
+    has an answer finds in /metrics what it has cost.
+    """
+    next_publish, settled = 0.0, False
     while True:
         decision = drain.decide(monotonic(), scheduler)
         if decision.note:
@@ -319,9 +323,11 @@ def turn_until_exit(
             next_publish = 0.0
         loop.begin()
         health.beat()
-        if monotonic() >= next_publish:
+        rests = settled and loop.patience_seconds() > 0
+        if rests or monotonic() >= next_publish:
             publish()  # before a step is waited for, so that /metrics shows what it works on
-            next_publish = monotonic() + PUBLISH_SECONDS
+            next_publish, settled = monotonic() + PUBLISH_SECONDS, False
+        settled = settled or loop.awaits is not None
         loop.finish()
 
 

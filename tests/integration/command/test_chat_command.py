@@ -189,7 +189,8 @@ def test_run_writes_the_answer_alone_to_stdout_and_ends_everything(tmp_path: Pat
     words = ["run", "smollm2", "Why is the sky blue?", "--config", str(settings), "--max-model-len", "512"]
     ended = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=300, check=True)
     assert ended.stdout.strip()
-    assert "ready" not in ended.stdout
+    assert "router: " not in ended.stdout
+    assert "ready in " not in ended.stdout
     assert "router: ready" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not processes_with(str(settings))

@@ -1,4 +1,4 @@
-"""Claims about the end of a worker: when it drains, when it may exit, and that its readiness is shown as it is."""
+"""Claims about the end of a worker: when it drains and may exit, and that what it is and did is shown in time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shared.process.health import Health
 from shared.process.metrics import Metrics
 from shared.scheduling.drain import DrainStep, WorkerDrain
 from shared.wire.messages import DrainAck, Draining, Prefilled, Release
+from shared.worker import worker
 from shared.worker.worker import publish_scheduler, turn_until_exit
 from tests.metric_pages import samples_of
 from tests.unit.prefill.bench import PrefillBench
@@ -80,6 +81,20 @@ def test_a_worker_that_is_not_to_wait_exits_at_once(sigints: int) -> None:
     else:
         drain.sigterm(10.1)
     assert drain.decide(10.1, Facts(slots_used=1)).step is DrainStep.EXIT
+
+
+def test_the_last_step_is_shown_before_the_worker_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "PUBLISH_SECONDS", 3600.0)
+    bench, shown, drain = PrefillBench(), list[int](), WorkerDrain(3600.0)
+    bench.send(prefill("a", prompt(8)))
+
+    def publish() -> None:
+        shown.append(bench.core.leases_held)
+        if shown[-1]:
+            drain.sigint()
+
+    turn_until_exit(drain, bench.core, bench.loop, Health(60.0), publish, bench.notes.append)
+    assert shown[-1] == 1
 
 
 def test_a_draining_worker_is_shown_as_not_ready_while_it_still_holds_a_lease() -> None:
