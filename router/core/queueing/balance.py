@@ -3,7 +3,8 @@
 Nobody knows how long an output will be, so one pod fills up while another one empties. A stream that is retracted
 stands still for a turn or more; one that migrates pauses for as long as its pages take. So whatever runs at a pod must
 have pages for its next `balance_steps` steps there. Where it has not, or something is retracted, the youngest streams
-leave, as those would be retracted first: as many as are lacking, by this router's share of what runs there.
+leave, as those would be retracted first: as many as are lacking, by this router's share of what runs there. Where
+sixteen of them find no room, smaller ones may.
 
     headroom = free pages - those on their way - balance_steps of all that are there
     headroom < 0, or something is retracted: a stream of p pages goes where
@@ -29,7 +30,8 @@ from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
 
 MOVES = 2  # of one request
-TRIES_AT_A_TIME = 16  # of streams of one worker that find no room, before the others wait for the next pass
+TRIES_AT_A_TIME = 16  # of the youngest streams of one worker that find no room
+SMALLER_TRIES = 4  # … and then of the smallest of the others, before the rest waits for the next pass
 BACK_SECONDS = 30.0  # for so long it does not return to a worker that it has left
 MOVES_AT_A_TIME = 4  # from one worker: those that leave are read by others meanwhile
 MARGIN = 0.05  # of a pool, that is left besides
@@ -88,14 +90,11 @@ class Balance:
         streams = map(self._live.__getitem__, source.assigned)
         movable = [live for live in streams if _is_movable(live, now) and _tokens(live) <= tokens_max]
         movable.sort(key=lambda live: (len(live.output), -live.need.tokens, live.arrival))
-        tries = 0
-        for live in movable:
-            if count >= MOVES_AT_A_TIME or leaving >= lacking or tries >= TRIES_AT_A_TIME:
+        for live in _in_turn(movable, source):
+            if count >= MOVES_AT_A_TIME or leaving >= lacking:
                 return
             yield live
-            if live.target is None:
-                tries += 1
-            else:
+            if live.target is not None:
                 count, leaving = count + 1, leaving + _pages(live, source)
 
     def place(
@@ -171,6 +170,19 @@ def _is_movable(live: LiveRequest, now: float) -> bool:
         and len(live.moved_from) < MOVES
         and is_fresh(live, now)
     )
+
+
+def _in_turn(movable: Sequence[LiveRequest], source: Worker) -> Iterator[LiveRequest]:
+    """The youngest first. Where enough of them find no room, the smallest of the others, which need fewer pages."""
+    tries, fewest = 0, inf
+    for place, live in enumerate(movable):
+        if tries == TRIES_AT_A_TIME:
+            smaller = [each for each in movable[place:] if _pages(each, source) < fewest]
+            yield from sorted(smaller, key=_tokens)[:SMALLER_TRIES]
+            return
+        yield live
+        if live.target is None:
+            tries, fewest = tries + 1, min(fewest, _pages(live, source))
 
 
 def is_fresh(live: LiveRequest, now: float) -> bool:

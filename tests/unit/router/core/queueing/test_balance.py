@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from types import FrameType
 
-from router.core.queueing.balance import BACK_SECONDS, MOVES, MOVES_AT_A_TIME
+import msgspec
+
+from router.core.queueing.balance import (
+    BACK_SECONDS,
+    MOVES,
+    MOVES_AT_A_TIME,
+    SMALLER_TRIES,
+    TRIES_AT_A_TIME,
+    Balance,
+)
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import VISITS_MAX
 from shared.wire.messages import Decode, Draining, Limits, Load, Migrate
@@ -97,6 +107,23 @@ def test_no_more_leave_at_a_time_than_are_lacking() -> None:
     assert len(moved(world)) == MOVES_AT_A_TIME
 
 
+def test_where_the_youngest_find_no_room_a_small_one_leaves() -> None:
+    large, small = TRIES_AT_A_TIME + 3, 2
+    limits = msgspec.structs.replace(LIMITS, slots=32)
+    world = ScriptedDeployment(1, 1, limits=limits, decode_policy="total_requests")
+    for number in range(small + large):
+        rid = f"r{number}"
+        world.submit(request(rid, tuple(range(1, 21 if number < small else 321)), max_new_tokens=400))
+        world.prefilled("p0", rid, 10)
+        world.joined("d0", rid)
+        world.generated("d0", rid, 1, *range(11, 41 - number))
+    for uid, free_pages, slots_free in (("d1", 45, 32), ("d2", 512, 0)):
+        world.up("decode", uid, limits=limits)
+        world.loaded(uid, free_pages=free_pages, slots_free=slots_free)
+    world.loaded("d0", free_pages=0, running=small + large, slots_free=32 - small - large)
+    assert moved(world) == ["r1 from d0", "r0 from d0"], "the large ones fit d2 alone, which has no slot"
+
+
 def test_a_stream_is_not_passed_to_and_fro() -> None:
     world = two_streams(decode=4)
     at = "d0"
@@ -181,43 +208,51 @@ STREAMS, WORKERS = 256, 64
 CALLS_PER_STREAM = 9  # of Python functions, in a pass over all of them
 
 
-def calls_of_a_pass(room: int) -> tuple[int, int]:
-    """Calls of functions in one pass, and streams asked: 64 pressed workers full of streams, and 64 others."""
-    limits = Limits(context_len=4096, page_size=16, pages=4096, slots=STREAMS, vocab_size=1000)
-    world = ScriptedDeployment(0, 0, limits=limits)
-    core, live = world.core, world.core._requests.live
-    for number in range(2 * WORKERS):
-        worker = core.fleet.up(f"d{number}", hello("decode", f"d{number}", limits=limits))
-        assert not isinstance(worker, str)
-        if number >= WORKERS:
-            worker.report(Load(free_pages=room, slots_free=STREAMS, running=1, running_tokens=16))
-            continue
-        for stream in range(STREAMS):
-            rid = f"r{number}.{stream}"
-            each = core._requests.admit(request(rid, tuple(range(100)), 400), 0.0)
-            core._reservations.dequeue(each)
-            each.state, each.joined, each.worker = RequestState.DECODING, True, worker
-            each.output.extend(range(stream % 50))
-            worker.assign(rid, 100, 7)
-        worker.report(Load(free_pages=0, running=STREAMS, running_tokens=100 * STREAMS))
-    calls = 0
+class PassAtItsWorst:
+    """One pass over 64 pressed workers full of streams, and 64 others."""
 
-    def count(_frame: object, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event == "call"
+    calls = 0  # of functions
+    tries = 0  # of streams to find a place for
 
-    sys.setprofile(count)
-    try:
-        core._migrations.rebalance(0.0)
-    finally:
-        sys.setprofile(None)
-    return calls, sum(each.target is not None for each in live.values())
+    def __init__(self, room: int, slots: int = STREAMS, *, alike: bool = True) -> None:
+        limits = Limits(context_len=4096, page_size=16, pages=4096, slots=STREAMS, vocab_size=1000)
+        core = ScriptedDeployment(0, 0, limits=limits).core
+        for number in range(2 * WORKERS):
+            worker = core.fleet.up(f"d{number}", hello("decode", f"d{number}", limits=limits))
+            assert not isinstance(worker, str)
+            if number >= WORKERS:
+                worker.report(Load(free_pages=room, slots_free=slots, running=1, running_tokens=16))
+                continue
+            for stream in range(STREAMS):
+                rid, tokens = f"r{number}.{stream}", 100 if alike else 100 + 16 * (STREAMS - stream)
+                each = core._requests.admit(request(rid, tuple(range(tokens)), 400), 0.0)
+                core._reservations.dequeue(each)
+                each.state, each.joined, each.worker = RequestState.DECODING, True, worker
+                each.output.extend(range(stream % 50))
+                worker.assign(rid, tokens, 7)
+            worker.report(Load(free_pages=0, running=STREAMS, running_tokens=100 * STREAMS))
+        sys.setprofile(self._count)
+        try:
+            core._migrations.rebalance(0.0)
+        finally:
+            sys.setprofile(None)
+        self.asked = sum(each.target is not None for each in core._requests.live.values())
+
+    def _count(self, frame: FrameType, event: str, _argument: object) -> None:
+        self.calls += event == "call"
+        self.tries += event == "call" and frame.f_code is Balance.place.__code__
 
 
 def test_a_pass_at_its_worst_costs_a_few_calls_a_stream() -> None:
-    calls, asked = calls_of_a_pass(room=5)
-    assert asked == 0
-    assert calls < STREAMS * WORKERS, "nobody has room for any"
-    calls, asked = calls_of_a_pass(room=4096)
-    assert asked == MOVES_AT_A_TIME * WORKERS
-    assert calls < CALLS_PER_STREAM * STREAMS * WORKERS
+    worst = PassAtItsWorst(room=5)
+    assert worst.asked == 0
+    assert worst.calls < STREAMS * WORKERS, "nobody has room for any"
+    worst = PassAtItsWorst(room=4096)
+    assert worst.asked == MOVES_AT_A_TIME * WORKERS
+    assert worst.calls < CALLS_PER_STREAM * STREAMS * WORKERS
+
+
+def test_where_nobody_has_a_slot_few_streams_are_tried() -> None:
+    for alike, tries in ((True, TRIES_AT_A_TIME), (False, TRIES_AT_A_TIME + SMALLER_TRIES)):
+        worst = PassAtItsWorst(room=4096, slots=0, alike=alike)
+        assert (worst.asked, worst.tries) == (0, tries * WORKERS)
