@@ -21,11 +21,11 @@ same numbers.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Generic, TypeVar
 
@@ -34,8 +34,6 @@ from shared.primitives.errors import InvariantError
 
 STEPS_AHEAD = tuple(steps << power for power in range(9) for steps in (16, 24))  # 16 … 6,144
 ALL_REACH = [1.0] * len(STEPS_AHEAD)
-GROUP_LEN = 16  # outputs that differ by fewer tokens are of one age …
-GROUPED_FROM = 64  # … from here on: below, the histogram tells shorter lengths apart
 
 SEEN_MIN = 8  # outputs that must have ended before the histogram is used
 OUTPUTS_REMEMBERED = 1024  # then all counts are halved, so that old outputs are forgotten
@@ -45,16 +43,41 @@ _EDGES: list[int] = [
     1 << 20,
 ]
 
+
+def _place(length: int) -> tuple[int, float]:
+    """The bucket of a length, and the share of the bucket that lies below."""
+    bucket = bisect_right(_EDGES, length) - 1
+    if bucket + 1 == len(_EDGES):
+        return bucket, 1.0
+    low, high = _EDGES[bucket], _EDGES[bucket + 1]
+    return bucket, (length - low) / (high - low)
+
+
+# For each bucket the places of its middle, and of what lies each of `STEPS_AHEAD` beyond.
+_PLACES = [
+    [_place((low + high) // 2 + steps) for steps in (0, *STEPS_AHEAD)]
+    for low, high in pairwise([*_EDGES, 2 * _EDGES[-1]])
+]
+
 RETURN_SECONDS = 10.0  # of ended requests whose pages count for the rate at which they come back
 STEPS_MEASURED = 32  # the last ones; a pause among them makes the rate too low for as many steps
 
 Sum = TypeVar("Sum")
 
 
+@dataclass(slots=True)
+class _AgeGroup:
+    """Requests of like age, told apart by how many of `STEPS_AHEAD` end before their bound."""
+
+    rest: int = 0  # tokens that they may still generate, of each no more than the guess counts
+    counts: list[int] = field(default_factory=lambda: [0] * (len(STEPS_AHEAD) + 1))
+    held: list[int] = field(default_factory=lambda: [0] * (len(STEPS_AHEAD) + 1))  # KV tokens
+
+
 class ExpectedGrowth:
     """The growth of some requests by `lengths`, in tokens; by `ratio` alone until these are known.
 
-    Requests of like age and bound are one group.
+    Requests whose outputs are in one bucket of `lengths` are one group, since nothing tells them apart.
     """
 
     def __init__(self, lengths: OutputLengths, steps_certain: int, clip: int, ratio: float):
@@ -63,7 +86,7 @@ class ExpectedGrowth:
         self._steps_certain = steps_certain  # in these all are expected to run on
         self._clip = clip
         self._ratio = ratio
-        self._shares: dict[int, list[float]] = {}  # by length of the output
+        self._shares: dict[int, list[float]] = {}  # by bucket
         self._held = [0.0] * len(STEPS_AHEAD)  # KV tokens by then, less those of today
         self._certain = 0  # growth in `steps_certain`
         self._guessed = 0.0  # growth of requests that are longer than all outputs seen
@@ -84,91 +107,94 @@ class ExpectedGrowth:
     def add(self, reqs: Iterable[Req]) -> None:
         """Expect these requests to grow, too."""
         if not self.known:
-            self._guessed += sum(self._by_ratio(req.remaining_new_tokens) for req in reqs)
+            self._guessed += self._ratio * sum(min(req.remaining_new_tokens, self._clip) for req in reqs)
             return
-        steps_certain = self._steps_certain
-        groups: dict[tuple[int, int, bool], list[int]] = {}
+        steps_certain, clip = self._steps_certain, self._clip
+        groups: dict[tuple[int, bool], _AgeGroup] = {}
         for req in reqs:
             tokens, params = len(req.token_ids), req.params
             output_len = tokens - req.prompt_len
             rest = params.max_new_tokens - output_len
             self._certain += rest if rest < steps_certain else steps_certain
-            if output_len >= GROUPED_FROM:
-                output_len = output_len // GROUP_LEN * GROUP_LEN + GROUP_LEN // 2
-            key = output_len, rest.bit_length(), params.ignore_eos
+            key = bisect_right(_EDGES, output_len) - 1, params.ignore_eos
             group = groups.get(key)
             if group is None:
-                group = groups[key] = [0, 0, 0]
-            group[0] += 1
-            group[1] += rest
-            group[2] += tokens - req.cached_len
-        for (output_len, _, to_bound), (count, rest, held) in groups.items():
-            self._add_group(count, output_len, rest / count, held / count, to_bound=to_bound)
+                group = groups[key] = _AgeGroup()
+            steps = bisect_left(STEPS_AHEAD, rest)
+            group.rest += rest if rest < clip else clip
+            group.counts[steps] += 1
+            group.held[steps] += tokens - req.cached_len
+        for (bucket, to_bound), group in groups.items():
+            self._add_group(group, ALL_REACH if to_bound else self._shares_going_on(bucket))
 
-    def _add_group(self, count: int, output_len: int, rest: float, held: float, *, to_bound: bool) -> None:
-        """`count` requests that have generated `output_len` tokens, may generate `rest`, and hold `held` each."""
-        shares = ALL_REACH if to_bound else self._shares_reaching(output_len)
+    def _add_group(self, group: _AgeGroup, shares: list[float]) -> None:
+        """Add a group of which such `shares` run on in each of `STEPS_AHEAD`, none beyond its bound; []: not known."""
         if not shares:
-            self._guessed += count * self._by_ratio(rest)
+            self._guessed += group.rest * self._ratio
             return
-        for number, (steps, share) in enumerate(zip(STEPS_AHEAD, shares, strict=True)):
-            self._held[number] += count * (((held + steps) * share if steps < rest else 0.0) - held)
+        now = sum(group.held)
+        count = held = 0  # of those whose bound lies behind a step
+        for number in reversed(range(len(STEPS_AHEAD))):
+            count += group.counts[number + 1]
+            held += group.held[number + 1]
+            self._held[number] += (held + count * STEPS_AHEAD[number]) * shares[number] - now
 
-    def _shares_reaching(self, output_len: int) -> list[float]:
-        """Shares of outputs of at least `output_len` that go on for each of `STEPS_AHEAD`; [] if none came so far."""
-        shares = self._shares.get(output_len)
-        if shares is None:
-            here, reaching = self._lengths.share_reaching(output_len), self._lengths.share_reaching
-            shares = [reaching(output_len + steps) / here for steps in STEPS_AHEAD] if here > 0 else []
-            self._shares[output_len] = shares
-        return shares
-
-    def _by_ratio(self, rest: float) -> float:
-        return min(rest, self._clip) * self._ratio
+    def _shares_going_on(self, bucket: int) -> list[float]:
+        if bucket not in self._shares:
+            self._shares[bucket] = self._lengths.shares_going_on(bucket)
+        return self._shares[bucket]
 
 
 class OutputLengths:
     """The lengths of the outputs of one worker, in tokens: a decayed histogram, and the share that reaches a length.
 
-    Lengths fall into four buckets for each power of two. Each bucket counts the outputs that came as far, and those
-    that ended there by themselves. An output that ended at its bound counts among the first and not among the second
-    (the estimator of Kaplan and Meier, 1958).
+    Lengths fall into four buckets for each power of two. Each bucket counts the outputs that came no further, and which
+    of these ended there by themselves. An output that ended at its bound is not one of the latter (the estimator of
+    Kaplan and Meier, 1958).
     """
 
     def __init__(self) -> None:
-        self._reached = [0.0] * len(_EDGES)
-        self._ended = [0.0] * len(_EDGES)
-        self._survival: list[float] = []  # the share of outputs that come to the edge; made when asked for
+        self._seen = 0.0  # outputs, as far as they are remembered
+        self._last = [0.0] * len(_EDGES)  # outputs by the bucket of their length
+        self._ended = [0.0] * len(_EDGES)  # those that ended by themselves
+        self._survival: list[float] = []  # the share of outputs that come to each edge; made when asked for
 
     @property
     def known(self) -> bool:
         """Whether enough outputs have ended."""
-        return self._reached[0] >= SEEN_MIN
+        return self._seen >= SEEN_MIN
 
     def add(self, length: int, *, at_bound: bool) -> None:
         """An output of `length` tokens has ended, by itself or `at_bound`."""
-        last = bisect_right(_EDGES, length) - 1
-        for bucket in range(last + 1):
-            self._reached[bucket] += 1
-        self._ended[last] += not at_bound
-        if self._reached[0] > OUTPUTS_REMEMBERED:
-            self._reached = [count / 2 for count in self._reached]
+        bucket = bisect_right(_EDGES, length) - 1
+        self._seen += 1
+        self._last[bucket] += 1
+        self._ended[bucket] += not at_bound
+        if self._seen > OUTPUTS_REMEMBERED:
+            self._seen /= 2
+            self._last = [count / 2 for count in self._last]
             self._ended = [count / 2 for count in self._ended]
         self._survival = []
 
-    def share_reaching(self, length: float) -> float:
+    def share_reaching(self, length: int) -> float:
         """The share of outputs that come to `length` tokens; 0 beyond all that were seen."""
-        bucket = bisect_right(_EDGES, length) - 1
-        if bucket + 1 >= len(_EDGES):
-            return 0.0
-        low, high = _EDGES[bucket], _EDGES[bucket + 1]
-        self._survival = self._survival or self._survived()
-        here, there = self._survival[bucket], self._survival[bucket + 1]
-        return here + (there - here) * (length - low) / (high - low)
+        return self._shares_at([_place(length)])[0]
+
+    def shares_going_on(self, bucket: int) -> list[float]:
+        """Shares of outputs of such a length that go on for each of `STEPS_AHEAD`; [] if none came so far."""
+        here, *ahead = self._shares_at(_PLACES[bucket])
+        return [share / here for share in ahead] if here > 0 else []
+
+    def _shares_at(self, places: Sequence[tuple[int, float]]) -> list[float]:
+        survival = self._survival = self._survival or self._survived()
+        return [
+            survival[bucket] + (survival[bucket + 1] - survival[bucket]) * part for bucket, part in places
+        ]
 
     def _survived(self) -> list[float]:
-        goes_on = (1 - e / r if r else 0.0 for e, r in zip(self._ended, self._reached, strict=True))
-        return list(accumulate(goes_on, mul, initial=1.0))[:-1]
+        reached = [*accumulate(reversed(self._last))][::-1]
+        goes_on = (1 - e / r if r else 0.0 for e, r in zip(self._ended, reached, strict=True))
+        return list(accumulate(goes_on, mul, initial=1.0))
 
 
 class NewTokenRatio:

@@ -65,7 +65,7 @@ class TimedDevice:
         end, rows = self._ends.pop(step)
         self.clock.wait_until(end)
         self._completed = step
-        return Sampled([9] * rows)
+        return Sampled([9] * rows, seconds=self.step_seconds if rows else 0.0)
 
     def completed(self) -> int:
         return self._completed

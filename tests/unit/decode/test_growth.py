@@ -25,16 +25,21 @@ def after(*lengths: int, at_bound: bool = False) -> OutputLengths:
     return seen
 
 
-def growth(
-    lengths: OutputLengths, *ages: int, prompt: int = 100, bound: int = 4000, ignore_eos: bool = False
-) -> float:
-    """The growth of requests that have generated as many tokens as `ages` says."""
-    expected = ExpectedGrowth(lengths, steps_certain=20, clip=512, ratio=0.5)
+def requests(*ages: int, prompt: int = 100, bound: int = 4000, ignore_eos: bool = False) -> list[Req]:
+    """Requests that have generated as many tokens as `ages` says."""
     params = SamplingParams(max_new_tokens=bound, seed=1, ignore_eos=ignore_eos)
-    expected.add(
-        Req(f"r{n}", 1, "router", n, [1] * (prompt + age), prompt, params) for n, age in enumerate(ages)
-    )
+    return [Req(f"r{n}", 1, "router", n, [1] * (prompt + age), prompt, params) for n, age in enumerate(ages)]
+
+
+def growth_of(lengths: OutputLengths, reqs: list[Req]) -> float:
+    expected = ExpectedGrowth(lengths, steps_certain=20, clip=512, ratio=0.5)
+    expected.add(reqs)
     return expected.tokens
+
+
+def growth(lengths: OutputLengths, *ages: int, bound: int = 4000, ignore_eos: bool = False) -> float:
+    """The growth of requests that have generated as many tokens as `ages` says."""
+    return growth_of(lengths, requests(*ages, bound=bound, ignore_eos=ignore_eos))
 
 
 # ---- the most that requests hold together as they grow and end ----
@@ -51,6 +56,13 @@ def test_requests_of_all_ages_end_as_fast_as_the_others_grow() -> None:
 
 def test_no_request_grows_beyond_its_own_bound() -> None:
     assert growth(after(*[400] * 20), *[1] * 10, bound=50) <= 10 * 49
+
+
+def test_of_requests_of_one_age_each_ends_at_its_own_bound() -> None:
+    lengths, young = after(*[4000] * 20), [1] * 10
+    together = growth_of(lengths, [*requests(*young, bound=50), *requests(*young, bound=3000)])
+    returned = 10 * 101  # by those of the small bound, which have ended when the others hold most
+    assert together == pytest.approx(growth(lengths, *young, bound=3000) - returned)
 
 
 def test_a_request_that_ignores_the_end_token_grows_to_its_bound_whatever_was_seen() -> None:
@@ -104,6 +116,7 @@ def test_an_output_longer_than_any_context_is_counted_all_the_same() -> None:
     seen = after(*[1 << 22] * SEEN_MIN)
     assert seen.share_reaching(1000) == 1.0
     assert seen.share_reaching(1 << 23) == 0.0
+    assert growth(seen, 1 << 22, bound=1 << 23) > 0
 
 
 # ---- new-token ratio ----
