@@ -74,12 +74,12 @@ class RouterCore:
         self._requests = RequestTable(settings, self.counters, self._reservations, self._effects)
         self._backpressure = Backpressure(settings, self.fleet, self._requests.before_decode)
         self._foresight = Foresight(settings, self.fleet, self._backpressure)
-        prompt_seconds = PromptSeconds(settings.cache_miss_weight)
-        self._local_prompts = LocalPlacement(
-            settings, self.fleet, self._foresight, self._backpressure, prompt_seconds
-        )
+        costs = PromptSeconds(settings.cache_miss_weight)
+        self._local_prompts = LocalPlacement(settings, self.fleet, self._foresight, self._backpressure, costs)
         self._balance = Balance(settings, self.fleet, self._requests.live)
-        self._stream_packing = StreamPacking(settings, self.fleet, prompt_seconds, self._balance)
+        self._stream_packing = StreamPacking(
+            settings, self.fleet, costs, self._balance, self._backpressure, self._reservations
+        )
         self._stranded_streams = StrandedStreams(settings, self.fleet, self._reservations)
         self._unreachable_pairs = UnreachablePairs(settings.unreachable_seconds)
         self._migrations = StreamMigrations(
@@ -101,7 +101,7 @@ class RouterCore:
             self._backpressure,
             self._unreachable_pairs,
             self._silent_workers,
-            prompt_seconds,
+            costs,
             self.counters,
         )
         self._membership = Membership(
@@ -335,7 +335,7 @@ class RouterCore:
         """To a decode worker, prompt and all."""
         self.counters.local_prompts[why] += 1
         self.fleet.mark_chosen(choice.worker)
-        packs = self._migrations.packs_streams(now, besides=live)
+        packs = self._stream_packing.is_wanted(choice.worker.kv_group, now, besides=live)
         self._requests.serve(live, choice, now)
         if packs:
             self._migrations.ask_to_leave(live, now)
@@ -429,7 +429,7 @@ class RouterCore:
         if (choice := self._beside_group(live, live.waits_on, now)) is not None:
             return choice, True
         some_fit, is_late = False, now >= self._reservations.late_at(live)
-        packs = self._migrations.packs_streams(now)
+        packs = self._stream_packing.is_wanted(live.waits_on.kv_group, now)
         for workers in placement.decode_rounds(live.need, self.fleet, self.settings):
             untried = self._migrations.untried(live, workers, now)
             some_fit |= bool(untried)

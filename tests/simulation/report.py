@@ -134,6 +134,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a prompt goes the shorter way",
     "judged at router: a stream leaves a worker to the prompts there with its first token",
     "judged at router: a stream leaves a worker to the prompts there later",
+    "judged at router: a stream is packed onto the worker with most of them",
     "judged at router: blocks have the names of all routers",
     "judged at router: a prefix goes to its own worker",
     "judged at router: what was evicted is no hit",

@@ -25,8 +25,6 @@ from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable
 from router.placement_policies import Placement
 
-PROMPTS_LOOKED_AT = 64  # of those that wait: whether any waits for the time of workers
-
 # The decode worker that reads the pages of a request, and whether any fits it, full or not
 FindReader = Callable[[LiveRequest, float], tuple[Placement[Worker] | None, bool]]
 
@@ -82,15 +80,17 @@ class StreamMigrations:
     def pack_begun(self, now: float) -> None:
         """Where prompts wait, streams whose prompt a decode worker has just computed leave it for another."""
         begun, self._requests.begun_whole = self._requests.begun_whole, []
-        for live in begun if begun and self.packs_streams(now) else ():
-            if live.state is RequestState.DECODING and live.joined:
+        for live in begun:
+            here = live.worker if live.state is RequestState.DECODING and live.joined else None
+            if here is not None and self._stream_packing.is_wanted(here.kv_group, now):
                 self.ask_to_leave(live, now)
 
     def gather_streams(self, now: float) -> None:
         """Where prompts wait beside few streams, these leave for the worker with most, each once."""
-        worker = self._stream_packing.to_empty(now) if self.packs_streams(now) else None
-        if worker is None:
-            return
+        for worker in self._stream_packing.to_empty(now):
+            self._gather_from(worker, now)
+
+    def _gather_from(self, worker: Worker, now: float) -> None:
         streams = [live for live in map(self._requests.live.__getitem__, worker.assigned) if live.joined]
         room = LEAVING_STREAMS - sum(live.target is not None for live in streams)
         may_leave = [
@@ -121,22 +121,6 @@ class StreamMigrations:
         if choice is not None:
             live.made_room = True
             self._requests.request_migration(live, choice, "packed")
-
-    def packs_streams(self, now: float, besides: LiveRequest | None = None) -> bool:
-        """Whether streams are packed onto few workers, since prompts wait, this one aside."""
-        return self._stream_packing.is_wanted(lambda: self._prompts_wait(besides, now))
-
-    def _prompts_wait(self, besides: LiveRequest | None, now: float) -> bool:
-        """Whether some of the first prompts wait for nothing but the time of workers."""
-        late = self._backpressure.late_lanes(now)
-        is_shut = bool(late) and all(worker.kv_group in late for worker in self._fleet.of_role("decode"))
-        running_max = self._settings.tenant_running_max
-        return any(
-            live is not besides
-            and live.may_begin(running_max, now)
-            and not (is_shut and live.tenant.before_decode)
-            for live in self._requests.reservations.waiting.first(PROMPTS_LOOKED_AT)
-        )
 
     # ---- where one that has left goes --------------------------------------------------------------------------
 

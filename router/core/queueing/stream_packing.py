@@ -4,7 +4,8 @@ A step with rows that decode reads all weights, and so does the pass of a prompt
 tokens is short, little of a step is left for prompts, and a worker without streams computes several times as many. So
 while prompts wait and some decode worker has less than `SCARCE` of its time for them, streams go to the worker that has
 most of them and room for one more, and a stream whose prompt a decode worker computes leaves it for that one, if that
-one has as many. Without prompts that wait the policy of decode spreads them.
+one has as many. Without prompts that wait the policy of decode spreads them. Streams move within a KV group, so each is
+looked at by itself: what waits are prompts of its model, and a worker that drains does not count.
 
 With `local_prefill: short` alone. A stream moves once: with its first token, as if prefill had computed it, or later
 where few are left beside prompts that wait. One stream takes half of a worker's time for prompts where targets are
@@ -13,54 +14,103 @@ short, so the worker that has fewest is emptied, a few at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from router.config import RouterConfig
 from router.core.fleet import placement
 from router.core.fleet.prompt_seconds import PromptSeconds
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.workers import Fleet, KvGroup, Worker
+from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.balance import Balance
 from router.core.requests.live_request import LiveRequest
+from router.core.requests.reservations import Reservations
 from router.placement_policies import Placement
 
 PAUSE_SECONDS = 0.5  # that a stream may stand still to make room
 WAITING_SECONDS = 0.1  # that a worker needs for the prompts it has: fewer do not wait
 LEAVING_STREAMS = 4  # streams that leave a worker at a time: each waits for the pages of those before it
 SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody decoded
+PROMPTS_LOOKED_AT = 64  # of those that wait at the router: whether any waits for the time of workers
+
+
+@dataclass(slots=True)
+class PromptTime:
+    """The time for prompts of the decode workers of a KV group that do not drain."""
+
+    models: dict[str, None] = field(default_factory=dict)  # by name
+    is_scarce: bool = False  # some worker has little of it
+    is_awaited: bool = False  # some worker has prompts that wait for it
+    pressed: list[Worker] = field(default_factory=list)  # workers of which both is true
+
+    def add(self, worker: Worker) -> None:
+        """Count a worker of the KV group in."""
+        has_little, has_waiting = _has_little_time(worker), _has_prompts_waiting(worker)
+        self.models[worker.hello.model_name] = None
+        self.is_scarce |= has_little
+        self.is_awaited |= has_waiting
+        self.pressed += [worker] if has_little and has_waiting else []
 
 
 class StreamPacking:
     """Chooses decode workers for streams while prompts wait. `now` in seconds."""
 
-    def __init__(self, settings: RouterConfig, fleet: Fleet, seconds: PromptSeconds, balance: Balance):
+    def __init__(
+        self,
+        settings: RouterConfig,
+        fleet: Fleet,
+        seconds: PromptSeconds,
+        balance: Balance,
+        backpressure: Backpressure,
+        reservations: Reservations,
+    ):
         self._settings = settings
         self._fleet = fleet
         self._seconds = seconds
         self._balance = balance
+        self._backpressure = backpressure
+        self._waiting = reservations.waiting
 
-    def is_wanted(self, prompts_wait: Callable[[], bool]) -> bool:
-        """Whether prompts wait, here or at a decode worker, and some worker has little time for them."""
-        if self._settings.local_prefill != "short":
+    def is_wanted(self, kv_group: KvGroup, now: float, besides: LiveRequest | None = None) -> bool:
+        """Whether prompts, this one aside, wait for workers of the KV group, some of which has little time for them."""
+        time = self._prompt_time().get(kv_group)
+        if time is None or not time.is_scarce:
             return False
-        workers = self._fleet.of_role("decode")
-        if not any(_has_little_time(worker) for worker in workers):
-            return False
-        return any(_has_prompts_waiting(worker) for worker in workers) or prompts_wait()
+        return time.is_awaited or any(
+            live is not besides and self._waits_for(live, kv_group, time, now)
+            for live in self._waiting.first(PROMPTS_LOOKED_AT)
+        )
 
-    def to_empty(self, now: float) -> Worker | None:
-        """The worker with fewest streams, of those that have little time for prompts that wait there; None: none.
+    def to_empty(self, now: float) -> list[Worker]:
+        """The worker with fewest streams in each KV group, where prompts wait for time of which it has little.
 
-        Nor one of a KV group in which no fetch was seen yet: what a stream would pause for is not known.
+        None of a KV group in which no fetch was seen yet: what a stream would pause for is not known.
         """
-        pressed = [
-            worker
-            for worker in self._fleet.of_role("decode")
-            if _has_prompts_waiting(worker)
-            and _has_little_time(worker)
-            and _streams(worker)
-            and self._seconds.fetched(worker.kv_group, 1, now) > 0
-        ]
-        return min(pressed, key=lambda worker: (_streams(worker), worker.arrival), default=None)
+        found = []
+        for kv_group, time in self._prompt_time().items():
+            able = [worker for worker in time.pressed if _streams(worker)]
+            if able and self._seconds.fetched(kv_group, 1, now) > 0:
+                found.append(min(able, key=lambda worker: (_streams(worker), worker.arrival)))
+        return found
+
+    def _prompt_time(self) -> dict[KvGroup, PromptTime]:
+        """By KV group; nothing where streams do not make room for prompts."""
+        found: dict[KvGroup, PromptTime] = {}
+        if self._settings.local_prefill == "short":
+            for worker in self._fleet.of_role("decode"):
+                if not worker.draining:
+                    found.setdefault(worker.kv_group, PromptTime()).add(worker)
+        return found
+
+    def _waits_for(self, live: LiveRequest, kv_group: KvGroup, time: PromptTime, now: float) -> bool:
+        """Whether the prompt waits for nothing but the time of workers, and those of the KV group have its model."""
+        late = live.tenant.before_decode and kv_group in self._backpressure.late_lanes(now)
+        return (
+            live.need.model_name in time.models
+            and live.need.model in ("", kv_group[0])
+            and live.may_begin(self._settings.tenant_running_max, now)
+            and not late
+        )
 
     def place(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Placement[Worker] | None:
         """The worker with most streams that has room for one more, but for the one that has its pages."""

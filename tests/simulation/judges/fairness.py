@@ -58,7 +58,7 @@ from tests.simulation.judges.moves import JudgedMigrations
 from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.prompts import is_below_share
 from tests.simulation.judges.turns import TurnJudge
-from tests.simulation.judges.ways import prove_shorter, seconds_by_way
+from tests.simulation.judges.ways import prove_packed_in_time, prove_shorter, seconds_by_way
 
 
 class JudgedRouterCore(JudgedCaches):
@@ -204,6 +204,13 @@ class JudgedRouterCore(JudgedCaches):
                 f"{live.worker.peer} is asked for the pages of {live.rid} again"
             )
         return placed
+
+    def _reader(self, live: LiveRequest, now: float) -> tuple[Placement[Worker] | None, bool]:
+        choice, some_fit = super()._reader(live, now)
+        if choice is not None and choice.reason == "packed" and live.waits_on is not None:
+            self.judged["a stream is packed onto the worker with most of them"] += 1
+            prove_packed_in_time(self, live, live.waits_on.kv_group)
+        return choice, some_fit
 
     def _judge(
         self,

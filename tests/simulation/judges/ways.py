@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from router.core.dispatch import RouterCore
+from router.core.fleet.workers import KvGroup
 from router.core.queueing.local_prompts import SOONER
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
@@ -54,13 +55,29 @@ def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
     return True
 
 
+SCARCE = 0.6  # of the rate without streams: a worker with less has little time for prompts
+
+
 def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[str]) -> None:
     """A stream leaves its worker for the prompts there: once, for another worker, and since prompts wait."""
     assert live.rid not in moved, f"{live.rid} leaves a worker again"
     moved.add(live.rid)
     assert live.worker is not None, live.rid
     assert live.target is not live.worker, f"{live.rid} moves to where it is"
-    waits = any(each.state is RequestState.WAITING for each in core._requests.live.values()) or any(
-        worker.load.queued_tokens or worker.extending for worker in core.fleet.of_role("decode")
+    prove_packed_in_time(core, live, live.worker.kv_group)
+
+
+def prove_packed_in_time(core: RouterCore, live: LiveRequest, kv_group: KvGroup) -> None:
+    """Prompts wait for workers of the KV group that do not drain, and one of these has little time for them."""
+    workers = core.fleet.of_role("decode")
+    there = [each for each in workers if each.kv_group == kv_group and not each.draining]
+    scarce = any(each.load.extend_rate < SCARCE * each.load.extend_rate_alone for each in there)
+    assert scarce, (
+        f"{live.rid} makes room for prompts of {kv_group}, and all workers there have time for them"
     )
-    assert waits, f"{live.rid} leaves {live.worker.peer}, and no prompt waits"
+    names = {each.hello.model_name for each in there}
+    waits = any(
+        each.state is RequestState.WAITING and each.request.model in names
+        for each in core._requests.live.values()
+    ) or any(each.load.queued_tokens or each.extending.keys() - {live.rid} for each in there)
+    assert waits, f"{live.rid} makes room for prompts of {kv_group}, and none waits"

@@ -60,6 +60,23 @@ def _again(ask_to_leave: Any, migrations: Any, live: Any, now: float) -> None:
     ask_to_leave(migrations, live, now)
 
 
+def _in_any_group(is_wanted: Any, packing: Any, _kv_group: Any, *inputs: Any) -> bool:
+    kv_groups = get(packing, "the time for prompts of KV groups")()
+    return any(is_wanted(packing, kv_group, *inputs) for kv_group in kv_groups)
+
+
+def _of_draining_ones(prompt_time: Any, packing: Any) -> Any:
+    """A worker that drains counts like the others."""
+    workers = get(packing, "workers that may have little time for prompts").of_role("decode")
+    draining = [worker for worker in workers if worker.draining]
+    for worker in draining:
+        worker.draining = False
+    found = prompt_time(packing)
+    for worker in draining:
+        worker.draining = True
+    return found
+
+
 def _left(prompts: Any) -> list[Any]:
     return [each for each in prompts.in_order if each.req.launched_len < each.end]
 
@@ -116,6 +133,10 @@ MISTAKES: dict[str, Mistakes] = {
             "which prompts go first at decode": lambda _, prompts: ([], _left(prompts))
         },
         "streams make room although no prompt waits": {"streams are packed": gives(True)},
+        "streams make room for prompts of another KV group": {"streams are packed": _in_any_group},
+        "streams make room for prompts at a worker that drains": {
+            "the time for prompts of KV groups": _of_draining_ones
+        },
         "a stream makes room for prompts again and again": {"a stream is asked to leave": _again},
         "streams make room at a worker that lacks pages": {"a worker may get more streams": gives(True)},
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},

@@ -299,6 +299,8 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.queueing.stream_packing.StreamPacking": {
         "streams are packed": "is_wanted",
+        "the time for prompts of KV groups": "_prompt_time",
+        "workers that may have little time for prompts": "_fleet",
         "a worker may get more streams": "_may_fill",
     },
     "router.core.queueing.stranded_streams.StrandedStreams": {

@@ -39,6 +39,16 @@ def fetched_once(world: ScriptedDeployment, seconds: float = 0.01) -> None:
     world.core._stream_packing._seconds.observe_fetch(("weights", "kv"), 100, seconds, world.now)
 
 
+def with_another_model(**load: object) -> ScriptedDeployment:
+    """As above, but d0 has time; and a worker of another model, and of its own KV group, tells this load."""
+    world = deployment()
+    world.loaded("d0", running=3, queued_tokens=40, extend_rate=100.0, extend_rate_alone=100.0)
+    fields = {"model_name": "n", "model": "others", "limits": WHOLE, "understands": ("Serve",)}
+    world.up("decode", "other", **fields)
+    world.loaded("other", **load)
+    return world
+
+
 def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() -> None:
     world = deployment()
     world.submit(request("r"))
@@ -63,6 +73,50 @@ def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
         world.submit(request("r"))
         begun(world, "r")
         assert world.sent(Migrate) == []
+
+
+def test_workers_of_another_model_that_have_little_time_pack_no_streams() -> None:
+    world = with_another_model(running=3, queued_tokens=40, **IN_HASTE)
+    world.submit(request("r"))
+    begun(world, "r")
+    assert world.sent(Migrate) == []
+
+
+def test_prompts_of_another_model_pack_no_streams() -> None:
+    for model, packs in (("n", False), ("m", True)):
+        world = with_another_model(slots_free=0, **IN_HASTE)
+        world.loaded("d0", running=3, free_pages=100, **IN_HASTE)
+        world.submit(request("r"))
+        for uid in ("d1", "d2"):
+            world.loaded(uid, slots_free=0)
+        world.submit(request("large", tuple(range(1, 2001)), model=model))
+        assert world.placed(Serve, "large") is None, "it waits at the router"
+        here = begun(world, "r")
+        assert [peer for peer, _ in world.sent(Migrate, "r")] == [here] * packs
+
+
+def test_a_worker_that_drains_packs_no_streams() -> None:
+    world = deployment()
+    world.say("d0", Draining())
+    world.loaded("d1", running=3, extend_rate=100.0, extend_rate_alone=100.0)
+    world.submit(request("r"))
+    assert begun(world, "r") == "d2"
+    assert world.sent(Migrate) == [], "d1 has as many streams, and all the time that it wants"
+
+
+def test_of_each_kv_group_the_worker_with_fewest_streams_is_emptied_unless_it_drains() -> None:
+    world = deployment()
+    fields = {"model_name": "n", "model": "others", "limits": WHOLE, "understands": ("Serve",)}
+    for number in range(2):
+        world.up("decode", f"n{number}", **fields)
+    for uid, running in (("d0", 1), ("d1", 2), ("d2", 3), ("n0", 5), ("n1", 4)):
+        world.loaded(uid, running=running, queued_tokens=40, **IN_HASTE)
+    packing = world.core._stream_packing
+    for model in ("weights", "others"):
+        packing._seconds.observe_fetch((model, "kv"), 100, 0.01, world.now)
+    assert [worker.peer for worker in packing.to_empty(world.now)] == ["d0", "n1"]
+    world.say("d0", Draining())
+    assert [worker.peer for worker in packing.to_empty(world.now)] == ["d1", "n1"]
 
 
 def test_it_stays_where_the_others_have_fewer_streams_or_no_room() -> None:
