@@ -8,11 +8,14 @@ does not know why a request has tokens or whether it goes on.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from itertools import repeat
 
 from shared.batch.effects import Send
 from shared.batch.req import Req
 from shared.wire.messages import Generated, Row
+from shared.wire.sampled import Logprobs
 
 
 class OutputBuffer:
@@ -28,7 +31,7 @@ class OutputBuffer:
 
     def add(self, reqs: Iterable[Req]) -> None:
         """Note that each of `reqs` has one token more."""
-        self._reqs.update(dict.fromkeys(reqs))
+        self._reqs.update(zip(reqs, repeat(None)))
 
     def forget(self, router: str) -> None:
         """The router's session has ended: drop its tokens."""
@@ -58,15 +61,12 @@ class OutputBuffer:
 
 
 def _messages(reqs: Iterable[Req]) -> list[Send]:
-    by_router: dict[str, list[Row]] = {}
+    by_router: defaultdict[str, list[Row]] = defaultdict(list)
     for req in reqs:
-        token_ids = req.token_ids
-        start, req.sent_len = req.sent_len, len(token_ids)
-        row = Row(req.rid, req.attempt, start - req.prompt_len, tuple(token_ids[start:]), tuple(req.logprobs))
+        start, req.sent_len = req.sent_len, len(req.token_ids)
+        token_ids = tuple(req.token_ids[start:])
+        logprobs: Logprobs = ()
         if req.logprobs:
-            req.logprobs = []
-        if req.router in by_router:
-            by_router[req.router].append(row)
-        else:
-            by_router[req.router] = [row]
+            logprobs, req.logprobs = tuple(req.logprobs), []
+        by_router[req.router].append(Row(req.rid, req.attempt, start - req.prompt_len, token_ids, logprobs))
     return [Send(router, Generated(tuple(rows))) for router, rows in by_router.items()]

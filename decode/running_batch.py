@@ -103,10 +103,11 @@ class RunningBatch:
         at_bound = [req for req in self.running.values() if req.launched_len >= req.launched_max]
         growing = [req for req in at_bound if req.launched_len < req.final_kv_len]
         grants = self._grant_pages(growing)
-        sits_out = {req.rid for req in at_bound if req.launched_len >= req.launched_max}
-        rows = [*self.running.values()]
-        if sits_out:
-            rows = [req for req in rows if req.rid not in sits_out]
+        going = self.running.copy()
+        for req in at_bound:
+            if req.launched_len >= req.launched_max:
+                del going[req.rid]
+        rows = [*going.values()]
         for req in rows:
             req.launched_len += 1
         extend_joins, extends = plan_extends(self._memory.launched_step + 1, len(rows))

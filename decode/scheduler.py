@@ -258,8 +258,8 @@ class DecodeScheduler:
                 extra += 1
                 continue
             req.token_ids.append(token_id)
-            req.kv_len += 1
-            may_end = req.kv_len >= req.final_kv_len or token_id in eos_token_ids or req.params.stop_token_ids
+            kv_len = req.kv_len = req.kv_len + 1
+            may_end = kv_len >= req.final_kv_len or token_id in eos_token_ids or req.params.stop_token_ids
             if may_end and (reason := req.finish_reason(eos_token_ids)):
                 ended.append((req, reason))
         self.counters.extra_tokens += extra

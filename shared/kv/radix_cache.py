@@ -102,12 +102,12 @@ class RadixCache:
 
         Changes nothing, neither the tree nor what eviction goes by: for ordering and estimates.
         """
-        node, depth, _ = self._descend(tuple(token_ids), extra_key)
+        node, depth, _ = self._descend(token_ids, extra_key)
         return node, depth
 
     def probe_pages(self, token_ids: Sequence[int], extra_key: str = "") -> tuple[int, int]:
         """Pages that `match_prefix` would find, and how many of them can be evicted; changes nothing."""
-        node, depth, within = self._descend(tuple(token_ids), extra_key)
+        node, depth, within = self._descend(token_ids, extra_key)
         pages = depth // self.page_size
         beyond = (len(node.token_ids) - within) // self.page_size  # of the last node
         unlocked = sum(len(each.pages) for each in ancestry(node) if not each.lock_count)
@@ -118,7 +118,7 @@ class RadixCache:
 
         To leave a token to compute, pass `token_ids[:-1]`.
         """
-        node, _, within = self._descend(tuple(token_ids), extra_key)
+        node, _, within = self._descend(token_ids, extra_key)
         if within < len(node.token_ids):
             node = self._split(node, within)
         self._touch(node, hits=1)
@@ -233,24 +233,28 @@ class RadixCache:
         if node.lock_count < locks:
             raise InvariantError(f"node of pages {node.pages} is locked less than its children")
 
-    def _descend(self, tokens: tuple[int, ...], extra_key: str) -> tuple[Node, int, int]:
-        """Deepest node reached, tokens matched in all, and of these the tokens within that node."""
+    def _descend(self, tokens: Sequence[int], extra_key: str) -> tuple[Node, int, int]:
+        """Deepest node reached, tokens matched in all, and of these the tokens within that node.
+
+        Only tokens that are looked at are copied: of a long prompt that is not cached, one page.
+        """
         node, depth, within = self._root, 0, 0
         while within == len(node.token_ids):
-            child = node.children.get((extra_key, tokens[depth : depth + self.page_size]))
+            child = node.children.get((extra_key, tuple(tokens[depth : depth + self.page_size])))
             if child is None:
                 break
             node, within = child, self._shared(child.token_ids, tokens, depth)
             depth += within
         return node, depth, within
 
-    def _shared(self, edge: tuple[int, ...], tokens: tuple[int, ...], start: int) -> int:
+    def _shared(self, edge: tuple[int, ...], tokens: Sequence[int], start: int) -> int:
         """Tokens, in whole pages, that `edge` shares with `tokens[start:]`."""
-        if tokens[start : start + len(edge)] == edge:
+        beside = tuple(tokens[start : start + len(edge)])
+        if beside == edge:
             return len(edge)
         size = self.page_size
         shared = 0
-        while edge[shared : shared + size] == tokens[start + shared : start + shared + size]:
+        while edge[shared : shared + size] == beside[shared : shared + size]:
             shared += size
         return shared
 
