@@ -34,10 +34,22 @@ BACKFILL_MAX = 32  # requests below their tenant's share that come in until all 
 
 
 class Admission:
-    """Decides on new requests by the pages that are available in `memory`."""
+    """Decides on new requests by the pages that are available in `memory`, and by the requests that are here.
+
+    `settled` are those whose KV is here, `present` these and those whose KV is on its way. Most admissions ask for
+    neither: a sum over them is cached.
+    """
 
     def __init__(
-        self, config: DecodeConfig, memory: KvMemory, context_len: int, kv_format: str, vocab_size: int
+        self,
+        config: DecodeConfig,
+        memory: KvMemory,
+        context_len: int,
+        kv_format: str,
+        vocab_size: int,
+        *,
+        settled: Callable[[], Sequence[Req]],
+        present: Callable[[], Sequence[Req]],
     ):
         self.ratio = NewTokenRatio(
             init=config.init_new_token_ratio,
@@ -49,9 +61,10 @@ class Admission:
         self.lengths = OutputLengths()
         self._step_rate = StepRate()
         self.returned = PagesReturned()
-        self._growth = CachedSum(self._no_growth, _with_growth_of)  # of all that are here
-        self._held = CachedSum[Counter[str]](Counter, _with_tokens_of)  # by tenant, of all that are here
-        self._largest = CachedSum(int, self._larger)  # of those whose KV is here
+        self._present = present
+        self._growth = CachedSum(present, self._no_growth, _with_growth_of)
+        self._held = CachedSum[Counter[str]](present, Counter, _with_tokens_of)  # by tenant
+        self._largest = CachedSum(settled, int, self._larger)
         self._config = config
         self._memory = memory
         self._context_len = context_len
@@ -87,10 +100,10 @@ class Admission:
         problem = unsound(command, self._vocab_size) or unsound_baton(baton, self._memory.page_size)
         return ("internal", problem) if problem else None
 
-    def is_below_share(self, req: Req, present: list[Req]) -> bool:
-        """Whether the tenant of `req` holds so little of `present` that the request needs only its own pages."""
+    def is_below_share(self, req: Req) -> bool:
+        """Whether the tenant of `req` holds so little of what is here that the request needs only its own pages."""
         capacity = self._memory.pool.total * self._memory.page_size
-        return is_below_share(req, self._held.get(present), req.final_kv_len, capacity)
+        return is_below_share(req, self._held.get(), req.final_kv_len, capacity)
 
     def has_slot(
         self,
@@ -114,29 +127,30 @@ class Admission:
         req: Req,
         is_below_share: Callable[[], bool],
         missing: int,
-        settled: list[Req],
-        transferring: list[Req],
         pages_arriving: int,
+        *,
+        alone: bool,
     ) -> bool:
         """Whether the request can have its `missing` pages; then they are free now.
 
-        The growth of the others is kept free beside them, unless the request is below its share. `settled` are the
-        requests whose KV is here, `transferring` those whose KV is on its way. The request's own cached prefix is
-        locked already, and `pages_arriving` are the pages that these and the request hold.
+        The growth of the others is kept free beside them, unless the request is below its share. `alone`: there are no
+        others. The request's own cached prefix is locked already, and `pages_arriving` are the pages that those whose
+        KV is on its way and the request hold.
         """
-        present = [*settled, *transferring]
         pool = self._memory.pool
         usable = pool.total - pool.count(PageState.QUARANTINED)
         if self._memory.pages_for(req.final_kv_len) > usable:
             return False
-        if not present:
+        if alone:
             return self._free_now(missing)
-        wanted = missing + self._growth_pages(present, req) + self.pages_kept
+        wanted = missing + self._growth_pages(req) + self.pages_kept
         if self._memory.available_pages < wanted and not is_below_share():
             return False
-        unretractable = missing + pages_arriving
-        largest = self._pages_of_largest(settled)
-        return unretractable + largest <= usable and self._free_now(missing)
+        room = usable - missing - pages_arriving
+        largest = self._memory.pages_for(self._context_len)  # at most: mostly there is as much room
+        if largest > room:
+            largest = self._pages_of_largest()
+        return largest <= room and self._free_now(missing)
 
     def on_step(self, now: float) -> None:
         """A decode step is planned: all goes well."""
@@ -171,9 +185,9 @@ class Admission:
         steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
         return max(steps, self._config.retract_steps)
 
-    def pages_for_new(self, present: list[Req]) -> int:
+    def pages_for_new(self) -> int:
         """Pages that a new request could have beside the growth of all that are here."""
-        growth = self._growth.get(present)
+        growth, present = self._growth.get(), self._present()
         pages = self._memory.pages_for(int(growth.tokens)) + (0 if growth.known else len(present))
         return max(0, self._memory.available_pages - pages - (self.pages_kept if present else 0))
 
@@ -201,10 +215,10 @@ class Admission:
         if not known and self.lengths.known:
             self._growth.invalidate()  # it is a guess
 
-    def check(self, settled: list[Req], transferring: list[Req]) -> None:
+    def check(self) -> None:
         """Prove that the cached sums are what the requests add up to; raises `InvariantError`."""
-        self._held.check([*settled, *transferring])
-        self._largest.check(settled)
+        self._held.check()
+        self._largest.check()
 
     def reset(self) -> None:
         """The worker has no request any more: start over. What is known of the lengths of outputs stays."""
@@ -220,9 +234,9 @@ class Admission:
         self._memory.cache.evict(missing - self._memory.pool.free)
         return missing <= self._memory.pool.free
 
-    def _pages_of_largest(self, settled: list[Req]) -> int:
-        """Pages that the largest of `settled` can hold when what arrives now has landed or is given up."""
-        return self._largest.get(settled)
+    def _pages_of_largest(self) -> int:
+        """Pages that the largest request whose KV is here can hold when what arrives now has landed or is given up."""
+        return self._largest.get()
 
     def _larger(self, pages: int, reqs: Sequence[Req]) -> int:
         steps, longest = self.steps_until_landed if reqs else 0, 0
@@ -236,11 +250,11 @@ class Admission:
                 longest = min(req.final_kv_len, growing_from + steps)
         return max(pages, self._memory.pages_for(longest))
 
-    def _growth_pages(self, present: list[Req], req: Req) -> int:
+    def _growth_pages(self, req: Req) -> int:
         """Pages that all are expected to take beside those they have."""
-        growth = self._growth.get(present)
+        growth = self._growth.get()
         pages = self._memory.pages_for(int(growth.tokens_with(req)))
-        return pages if growth.known else pages + len(present)
+        return pages if growth.known else pages + len(self._present())
 
     def _no_growth(self) -> ExpectedGrowth:
         config = self._config

@@ -273,14 +273,15 @@ class StepRate:
 class CachedSum(Generic[Sum]):
     """One sum over the requests that are here, kept from one admission to the next."""
 
+    reqs: Callable[[], Sequence[Req]]  # that are here; asked only for a sum that is made anew
     empty: Callable[[], Sum]  # the sum over no requests
     plus: Callable[[Sum, Sequence[Req]], Sum]  # a sum with some more requests
     _sum: Sum | None = None
 
-    def get(self, reqs: Sequence[Req]) -> Sum:
-        """The cached sum, or the sum over `reqs` if none is cached."""
+    def get(self) -> Sum:
+        """The cached sum, or a new one if none is cached."""
         if self._sum is None:
-            self._sum = self.plus(self.empty(), reqs)
+            self._sum = self.plus(self.empty(), self.reqs())
         return self._sum
 
     def add(self, req: Req) -> None:
@@ -292,7 +293,9 @@ class CachedSum(Generic[Sum]):
         """Make the next sum anew."""
         self._sum = None
 
-    def check(self, reqs: Sequence[Req]) -> None:
-        """Prove that a cached sum is the one over `reqs`; raises `InvariantError`."""
-        if self._sum is not None and self._sum != (fresh := self.plus(self.empty(), reqs)):
-            raise InvariantError(f"a sum over {len(reqs)} requests is kept as {self._sum}, but it is {fresh}")
+    def check(self) -> None:
+        """Prove that a cached sum is what the requests add up to; raises `InvariantError`."""
+        if self._sum is not None and self._sum != (fresh := self.plus(self.empty(), self.reqs())):
+            raise InvariantError(
+                f"a sum over {len(self.reqs())} requests is kept as {self._sum}, but it is {fresh}"
+            )

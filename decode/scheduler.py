@@ -91,7 +91,15 @@ class DecodeScheduler:
         self.leases = LeaseTable(
             memory, holder, words, kv_format, config.lease_seconds, counters, effects, self._on_lease_end
         )
-        self._admission = Admission(config, memory, context_len, kv_format, vocab_size)
+        self._admission = Admission(
+            config,
+            memory,
+            context_len,
+            kv_format,
+            vocab_size,
+            settled=lambda: self._with_pages,
+            present=lambda: self._present,
+        )
         self._transfer_queue = TransferQueue(memory, states, counters, effects)
         self._batch = RunningBatch(memory, states, counters, config.max_running_requests)
         self._output_buffer = OutputBuffer(config.flush_seconds)
@@ -313,7 +321,7 @@ class DecodeScheduler:
         self.memory.check()
         self.host.check()
         self._check_resources()
-        self._admission.check(self._with_pages, self._transfer_queue.transferring)
+        self._admission.check()
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
@@ -442,21 +450,26 @@ class DecodeScheduler:
         """Requests that have the pages of all their tokens and can be retracted or put back."""
         return [*self._batch.reqs, *self._prompts.served]
 
+    @property
+    def _present(self) -> list[Req]:
+        """Requests that have pages, those whose KV is on its way included."""
+        return [*self._with_pages, *self._transfer_queue.transferring]
+
     def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
         """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
-        settled, transferring = self._with_pages, self._transfer_queue.transferring
-        present = [*settled, *transferring]
-        is_below_share = partial(self._admission.is_below_share, req, present)  # most are not asked
+        others = self._batch.running or self._batch.joining or self._prompts.served
+        alone = not (others or self._transfer_queue.transferring)
+        is_below_share = partial(self._admission.is_below_share, req)  # most are not asked
         has_slot = self._admission.has_slot(
             is_below_share,
             self._batch.free_slots,
-            alone=not present,
+            alone=alone,
             retracting=self._retraction.active,
             backfilled=self._retraction.backfilled,
         )
         pages_arriving = self._transfer_queue.pages_held_with(req)
         return has_slot and self._admission.free_pages_for(
-            req, is_below_share, missing, settled, transferring, pages_arriving
+            req, is_below_share, missing, pages_arriving, alone=alone
         )
 
     def _resume_retracted(self) -> None:
@@ -476,7 +489,7 @@ class DecodeScheduler:
             return False
         leaving = self._retraction.take_turns(
             self._batch.running.values(),
-            [*self._with_pages, *self._transfer_queue.transferring],
+            self._present,
             has_slot=self._has_slot_to_resume(),
         )
         for req in leaving:
@@ -500,9 +513,8 @@ class DecodeScheduler:
 
     def _holds_little(self, req: Req) -> bool:
         """Whether the tenant of a prompt is below its share without it, so that it may have what is kept for such."""
-        present = [*self._with_pages, *self._transfer_queue.transferring]
         capacity = self.memory.pool.total * self.memory.page_size
-        others = tokens_by_tenant(each for each in present if each is not req)
+        others = tokens_by_tenant(each for each in self._present if each is not req)
         return is_below_share(req, others, req.final_kv_len, capacity)
 
     def _deadlocked(self) -> Req | None:
@@ -514,7 +526,7 @@ class DecodeScheduler:
 
     def _load(self) -> Load:
         """The load that the routers are told."""
-        in_slots = [*self._with_pages, *self._transfer_queue.transferring]
+        in_slots = self._present
         waiting, rows = len(self._transfer_queue.waiting), len(self._batch.running)
         rate = self._prompts.rate(rows)
         return Load(
@@ -525,7 +537,7 @@ class DecodeScheduler:
             free_pages=self.memory.available_pages,
             slots_free=max(0, self._batch.free_slots - waiting),
             accepting=not self._retraction.active,
-            pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(in_slots),
+            pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(),
             pages_a_second=self._admission.returned.per_second(self._now),
             extend_rate=rate.tokens_per_second,
             extend_rate_alone=self._prompts.rate(0).tokens_per_second,

@@ -24,13 +24,13 @@ def _prefill_keeps_nothing(made: Any, prefill: Any, *arguments: Any, **named: An
     put(prefill, "leases that prefill keeps for others", 0)
 
 
-def _decode_keeps_no_pages(made: Any, admission: Any, *arguments: Any) -> None:
-    made(admission, *arguments)
+def _decode_keeps_no_pages(made: Any, admission: Any, *arguments: Any, **named: Any) -> None:
+    made(admission, *arguments, **named)
     admission.pages_kept = 0
 
 
-def _decode_keeps_nothing(made: Any, admission: Any, *arguments: Any) -> None:
-    _decode_keeps_no_pages(made, admission, *arguments)
+def _decode_keeps_nothing(made: Any, admission: Any, *arguments: Any, **named: Any) -> None:
+    _decode_keeps_no_pages(made, admission, *arguments, **named)
     admission.slots_kept = 0
 
 

@@ -186,9 +186,22 @@ def test_the_reserve_starts_over_when_no_request_is_left() -> None:
     assert bench.core._admission.ratio.value == 0.7
 
 
+def admission_beside(here: list[Req], memory: KvMemory, config: DecodeConfig | None = None) -> Admission:
+    """An admission to a worker on which these requests run."""
+    return Admission(
+        config or DecodeConfig(),
+        memory,
+        256,
+        KV_FORMAT,
+        VOCAB_SIZE,
+        settled=lambda: here,
+        present=lambda: here,
+    )
+
+
 def test_a_page_that_retires_refuses_nobody_while_others_can_be_evicted() -> None:
     memory = KvMemory(8, PAGE_SIZE)
-    admission = Admission(DecodeConfig(), memory, 256, KV_FORMAT, VOCAB_SIZE)
+    admission = admission_beside([], memory)
     cached, new = (
         Req(rid, 1, "router", n, list(prompt(24, n)), 24, SamplingParams(max_new_tokens=2, seed=1))
         for n, rid in enumerate(("cached", "new"), 1)
@@ -201,61 +214,62 @@ def test_a_page_that_retires_refuses_nobody_while_others_can_be_evicted() -> Non
     memory.launched_step = 1
     memory.pool.retire(memory.pool.allocate(1, PageState.OWNED), PageState.OWNED, after_step=1)
     assert memory.pool.free == 1
-    assert admission.free_pages_for(new, lambda: False, 2, [], [], 0)
+    assert admission.free_pages_for(new, lambda: False, 2, 0, alone=True)
 
 
 @pytest.mark.parametrize("retract_steps", [20, 40])
 def test_the_steps_that_fit_after_a_retraction_are_what_is_expected_of_those_that_stay(
     retract_steps: int,
 ) -> None:
-    admission = Admission(
-        DecodeConfig(retract_steps=retract_steps), KvMemory(8, PAGE_SIZE), 256, KV_FORMAT, VOCAB_SIZE
-    )
+    admission = admission_beside([], KvMemory(8, PAGE_SIZE), DecodeConfig(retract_steps=retract_steps))
     stays = Req("r", 1, "router", 1, [1, 2, 3], 3, SamplingParams(max_new_tokens=99, seed=1))
     admission.after_retraction([stays])
     assert admission.ratio.value == pytest.approx(retract_steps / 100)
 
 
 def test_one_that_lands_between_two_admissions_keeps_its_pages() -> None:
-    admission = Admission(DecodeConfig(), KvMemory(18, PAGE_SIZE), 256, KV_FORMAT, VOCAB_SIZE)
     small, large, new = (
         Req(rid, 1, "router", n, [n] * 9, 8, SamplingParams(max_new_tokens=most, seed=1))
         for n, (rid, most) in enumerate({"small": 2, "large": 50, "new": 2}.items(), 1)
     )
-    assert admission.free_pages_for(new, lambda: True, 2, [small], [], 2)
+    here = [small]
+    admission = admission_beside(here, KvMemory(18, PAGE_SIZE))
+    assert admission.free_pages_for(new, lambda: True, 2, 2, alone=False)
+    here.append(large)
     admission.on_landed(large)  # up to 15 pages
-    assert not admission.free_pages_for(new, lambda: True, 2, [small, large], [], 2)
+    assert not admission.free_pages_for(new, lambda: True, 2, 2, alone=False)
+    here.remove(large)
     admission.on_change()
-    assert admission.free_pages_for(new, lambda: True, 2, [small], [], 2), "it has left"
+    assert admission.free_pages_for(new, lambda: True, 2, 2, alone=False), "it has left"
 
 
 def test_outputs_that_are_all_short_are_no_guess() -> None:
     memory = KvMemory(1000, PAGE_SIZE)
     config = DecodeConfig(init_new_token_ratio=0.7, retract_steps=10)
-    admission = Admission(config, memory, 256, KV_FORMAT, VOCAB_SIZE)
     present = [
         Req(f"r{n}", 1, "router", n, [n] * (8 + n % 20), 8, SamplingParams(max_new_tokens=240, seed=1))
         for n in range(100)
     ]
     ended = Req("ended", 1, "router", 1, [1] * 28, 8, SamplingParams(max_new_tokens=240, seed=1))
+    admission = admission_beside(present, memory, config)
     for _ in range(SEEN_MIN):
         admission.on_end(ended)
-    growth = admission._growth.get(present)
+    growth = admission._growth.get()
     assert growth.tokens == 2 * config.retract_steps * len(present), "none is longer than all that ended"
 
 
 def test_a_guess_of_the_growth_serves_no_longer_than_until_lengths_are_known() -> None:
     memory = KvMemory(18, PAGE_SIZE)
     config = DecodeConfig(init_new_token_ratio=0.0, retract_steps=20)
-    admission = Admission(config, memory, 256, KV_FORMAT, VOCAB_SIZE)
     running, new, ended = (
         Req(rid, 1, "router", n, [n] * 9, 8, SamplingParams(max_new_tokens=50, seed=1))
         for n, rid in enumerate(("running", "new", "ended"), 1)
     )
-    assert admission.free_pages_for(new, lambda: False, 2, [running], [], 0), "nothing is expected of either"
+    admission = admission_beside([running], memory, config)
+    assert admission.free_pages_for(new, lambda: False, 2, 0, alone=False), "nothing is expected of either"
     for _ in range(SEEN_MIN):
         admission.on_end(ended)
-    assert not admission.free_pages_for(new, lambda: False, 2, [running], [], 0), "both have 40 steps ahead"
+    assert not admission.free_pages_for(new, lambda: False, 2, 0, alone=False), "both have 40 steps ahead"
 
 
 def test_a_worker_tells_what_it_could_give_to_a_new_request() -> None:
