@@ -296,7 +296,8 @@ class RouterConfig(ProcessConfig):
     )
     prefill_policy: PolicyName = Field(
         default="cache_aware",
-        description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix.",
+        description="How a prefill worker is chosen. cache_aware prefers one that has computed the prefix. "
+        "Decode workers that compute prompts are compared by the seconds that each would take.",
     )
     decode_policy: PolicyName = Field(
         default="cache_aware",

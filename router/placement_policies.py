@@ -107,6 +107,7 @@ class Placement(Generic[W]):
     reason: PlacementReason  # … in one word
     hit_tokens: int = 0  # expected in its prefix cache
     shared_tokens: int = 0  # whose pages a sibling holds there
+    own: bool = False  # nobody is known to have the prompt, and this is its prefix's own worker
 
 
 @dataclass(slots=True)
@@ -172,7 +173,7 @@ def _cache_aware(among: Candidates[W]) -> Placement[W]:
         may_have_it = among.found_share >= FOUND_SHARE_MIN
         most = min(settings.own_worker_tokens_max, settings.cache_miss_weight * need.tokens) * may_have_it
         if own is not None and own.tokens <= least.tokens + most:
-            return Placement(own, f"the prefix's own worker, {own.tokens} queued", "own")
+            return Placement(own, f"the prefix's own worker, {own.tokens} queued", "own", own=True)
         return Placement(best, f"fewest queued: {best.tokens}", "least")
     idlest = among.least(lambda worker: worker.work(among.now))
     spare = best.work(among.now) - SPREAD_RATIO * idlest.work(among.now)
@@ -213,7 +214,7 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
     if not hit and not any(hit_of(worker) for worker in among.workers):
         own = next(iter(by_rendezvous(need, among.workers)), None)
         if own is not None and cost(own) <= cost(best) + need.tokens:
-            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own")
+            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own", own=True)
     why = f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} held"
     return Placement(best, why, "cached" if hit else "least", hit)
 

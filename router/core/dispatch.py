@@ -13,6 +13,7 @@ room for a while (`backfill`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from router.config import RouterConfig
@@ -193,7 +194,7 @@ class RouterCore:
     def tick(self, now: float) -> None:
         """Time has passed: act on every deadline that is due."""
         for kind, name in self._reservations.deadlines.due(now):
-            if kind in ("pause", "rest", "late"):
+            if kind in ("pause", "patience", "rest", "late"):
                 self._placeable = True
             elif kind == "renew":
                 self._reservations.renew(self._requests.live[name], now)
@@ -319,6 +320,8 @@ class RouterCore:
                 attempts.placed(live)
             elif placed is False:
                 attempts.found_no_room(live)
+                if now < live.worth_at < math.inf:
+                    self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         if not live.may_begin(self.settings.tenant_running_max, now):

@@ -140,17 +140,6 @@ def place_decode(
     return _choose(need, able, prefixes, settings.decode_policy, settings, now)
 
 
-def place_whole(
-    need: Need, workers: Sequence[Worker], prefixes: PrefixIndex, settings: RouterConfig, now: float
-) -> Placement[Worker] | None:
-    """The decode worker that computes the prompt, too: room first, then the policy of prefill.
-
-    `Foresight.has_pages` has judged what the workers tell of room, where that counts.
-    """
-    able = roomy(need, workers, settings, now, whatever_told=True)
-    return _choose(need, able, prefixes, settings.prefill_policy, settings, now)
-
-
 def roomy(
     need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float, *, whatever_told: bool = False
 ) -> list[Worker]:
@@ -204,7 +193,7 @@ def _choose(
             lambda: prefixes.hits(need.blocks).tokens,
             settings,
             now,
-            prefixes.found_share,
+            prefixes.found(need.model_name, workers[0].hello.role).prompts,
         )
     )
 

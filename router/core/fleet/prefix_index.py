@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 
@@ -21,7 +22,8 @@ import msgspec
 
 BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one digest each 64 tokens
 NAME_BYTES = 8
-FOUND_OF = 32  # prompts over which `found_share` is taken, about
+FOUND_OF = 32  # prompts over which shares of what was found are taken, about
+MODELS_MAX = 128  # times roles, of which it is remembered what was found
 
 _encode = msgspec.msgpack.Encoder().encode  # the fastest way from a tuple to bytes
 
@@ -43,15 +45,25 @@ def block_names(token_ids: Sequence[int], extra_key: str, known: tuple[bytes, ..
     return tuple(names)
 
 
+@dataclass(slots=True)
+class Found:
+    """What caches had although nobody was known to have it: other routers sent it there."""
+
+    prompts: float = 0.5  # share of prompts of which something was there
+    tokens: float = 0.5  # share of the tokens of all prompts
+
+    def add(self, *, found: bool, share: float) -> None:
+        """One more prompt."""
+        self.prompts += (found - self.prompts) / FOUND_OF
+        self.tokens += (share - self.tokens) / FOUND_OF
+
+
 class PrefixIndex:
     """The blocks sent to each worker, `blocks_max` for all workers together. A worker is known by its link peer."""
 
     def __init__(self, blocks_max: int):
         self._blocks_max = blocks_max
-        self.found_share = (
-            0.5  # of prompts that nobody was known to have and a cache had: other routers sent them
-        )
-        self.found_tokens_share = 0.5  # … of the tokens of such prompts
+        self._found: OrderedDict[tuple[str, str], Found] = OrderedDict()  # by model and role
         self._workers: dict[str, _WorkerBlocks] = {}
         self._peers: dict[int, str] = {}  # by bit
         self._roles: Counter[str] = Counter()  # the bits of the workers of each
@@ -117,10 +129,16 @@ class PrefixIndex:
         if worker is not None:
             self._shrink(worker, max(0, len(worker.blocks) - tokens // BLOCK_TOKENS))
 
-    def looked(self, *, found: bool, share: float) -> None:
-        """A prompt that nobody was known to have was, or was not, in its worker's cache: this share of it."""
-        self.found_tokens_share += (share - self.found_tokens_share) / FOUND_OF
-        self.found_share += (found - self.found_share) / FOUND_OF
+    def found(self, model: str, role: str) -> Found:
+        """What own workers of the role had lately of prompts that nobody was known to have."""
+        return self._found.get((model, role)) or Found()
+
+    def looked(self, model: str, role: str, *, found: bool, share: float) -> None:
+        """A prompt that nobody was known to have was, or was not, in its own worker's cache: this share of it."""
+        self._found.setdefault((model, role), Found()).add(found=found, share=share)
+        self._found.move_to_end((model, role))
+        if len(self._found) > MODELS_MAX:
+            self._found.popitem(last=False)
 
     def _bound(self, worker: _WorkerBlocks) -> int:
         share = max(1, self._blocks_max // len(self._workers))

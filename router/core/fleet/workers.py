@@ -24,6 +24,7 @@ from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, R
 STEPS_WAITING = (
     2  # of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
 )
+FASTER = 1.5  # times its rate for prompts: one that has waited for others may go there now
 FETCHED_WEIGHT = 0.1  # of the last request in the average share that is fetched
 WORK_HALF_SECONDS = 5.0
 MODELS_MAX = 64  # names remembered after their last worker has gone
@@ -276,11 +277,13 @@ class Worker:
         tenant: str = "",
         hit_tokens: int = 0,
         sent_at: float = 0.0,
+        *,
+        own: bool = False,
     ) -> None:
         """Count a request in, until `unassign`."""
         assert rid not in self.assigned, rid
         self._work, self._work_at = self.work(sent_at) + tokens, sent_at
-        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant, sent_at)
+        self.assigned[rid] = Assignment(tokens, pages, self.load_number, hit_tokens, tenant, sent_at, own)
         self.by_tenant[tenant] += 1
         self.own.add(tokens, pages)
         self.unreported.add(tokens, pages)
@@ -333,7 +336,9 @@ class Worker:
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
             more |= load.free_pages > before.free_pages - unreported.pages
-            more |= self.extends and self.tokens_waiting < waiting
+            more |= self.extends and (
+                self.tokens_waiting < waiting or load.extend_rate > FASTER * before.extend_rate
+            )
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second

@@ -12,6 +12,7 @@ one whose pages are fetched.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Literal
 
@@ -22,14 +23,13 @@ from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
 from router.core.requests.live_request import LiveRequest
-from router.placement_policies import Placement
+from router.placement_policies import FOUND_SHARE_MIN, Need, Placement, by_rendezvous
 
 # Who computes a prompt: prefill workers, whoever has done it sooner, or decode workers, and why
 Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
-# Times as long as a worker that has no turn yet: one that takes longer is not worth it, unless it is idle.
-WORTH_WAITING, WORTH_IDLE = 1.2, 3
+WORTH_WAITING = 1.2  # times as long as a worker that has no turn yet: one that takes longer is not worth it
 SOONER = 0.8  # of the way by prefill, where a client has the first token before its pages are fetched
 
 
@@ -81,14 +81,7 @@ class LocalPlacement:
             return placement.place_beside_group(
                 live.need, source, shared, self._settings, now, whatever_told=True
             )
-        if self._settings.local_prefill == "short":
-            return self.place_sooner(live, None, None, now)
-        for workers in placement.whole_rounds(live.need, self._fleet, self._settings):
-            able = [worker for worker in workers if self._may_take(live, worker, now)]
-            choice = placement.place_whole(live.need, able, self._fleet.prefixes, self._settings, now)
-            if choice is not None:
-                return choice
-        return None
+        return self.place_sooner(live, None, None, now)
 
     def place_sooner(
         self, live: LiveRequest, at_prefill: Placement[Worker] | None, reader: Worker | None, now: float
@@ -101,12 +94,14 @@ class LocalPlacement:
         if at_prefill is not None and at_prefill.reason == "spread":
             return None  # that worker is to have the prefix from now on
         bound = inf if at_prefill is None else self._by_way_of_prefill(live, at_prefill, reader, now)
-        best, seconds = self._soonest(live, now)
+        own = self._own(live.need) if at_prefill is None else None
+        best, seconds = self._soonest(live, own, now)
         if best is None or (at_prefill is not None and seconds >= SOONER * bound):
             return None
         why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
-        hit = self._fleet.prefixes.hits(live.need.blocks).tokens(best.peer)
-        return Placement(best, why, "sooner", min(hit, live.need.tokens - 1))
+        known = self._fleet.prefixes.hits(live.need.blocks).tokens(best.peer)
+        hit = min(known, live.need.tokens - 1)
+        return Placement(best, why, "sooner", hit, own=best is own)
 
     def _by_way_of_prefill(
         self, live: LiveRequest, choice: Placement[Worker], reader: Worker | None, now: float
@@ -117,7 +112,7 @@ class LocalPlacement:
         """
         need, prefixes, hit = live.need, self._fleet.prefixes, choice.hit_tokens
         if choice.reason == "own":
-            hit = int(prefixes.found_tokens_share * need.tokens)
+            hit = int(prefixes.found(need.model_name, "prefill").tokens * need.tokens)
         seconds = self._seconds.computed(choice.worker, need.tokens, hit)
         if need.tokens_max - need.tokens > 1:
             here = prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
@@ -125,41 +120,74 @@ class LocalPlacement:
             seconds += self._backpressure.seconds_before_decode(choice.worker.kv_group, now)
         return seconds
 
-    def _soonest(self, live: LiveRequest, now: float) -> tuple[Worker | None, float]:
+    def _soonest(self, live: LiveRequest, own: Worker | None, now: float) -> tuple[Worker | None, float]:
         """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
 
         One that takes longer than another which has room, too, but no turn yet gets none: that turn is soon. An idle
-        one may take far longer, so that a prefix that all prompts have does not keep all but one idle.
+        one gets it once the prompt has waited as long as it takes longer there, so that no prompt waits for ever, and
+        a prefix that all prompts have does not keep all but one worker idle.
         """
-        cached, need = self._fleet.prefixes.hits(live.need.blocks).tokens, live.need
+        need, cached = live.need, self._cached(live.need, own)
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
             able = [worker for worker in workers if self._may_have(live, worker, now)]
-            able = list(
-                placement.preferred(
-                    need, placement.roomy(need, able, self._settings, now, whatever_told=True)
-                )
-            )
+            able = placement.roomy(need, able, self._settings, now, whatever_told=True)
             seconds = {
-                worker: self._seconds.computed(worker, need.tokens, min(cached(worker.peer), need.tokens - 1))
-                for worker in able
+                worker: self._seconds.computed(worker, need.tokens, cached(worker))
+                for worker in placement.preferred(need, able)
             }
-            least = min(seconds.values(), default=inf)
-            able = [w for w in able if w.has_turn(live.tenant.name, need.tokens)]
-            able = [
-                w for w in able if seconds[w] <= (WORTH_WAITING if w.tokens_waiting else WORTH_IDLE) * least
-            ]
-            if able:
+            worth = self._worth(live, seconds, now)
+            if worth:
                 best = min(
-                    able,
+                    worth,
                     key=lambda worker: (
                         seconds[worker],
-                        -cached(worker.peer),  # where nobody has told a rate
+                        -cached(worker),  # where nobody has told a rate
                         worker.last_chosen,
                         worker.arrival,
                     ),
                 )
                 return best, seconds[best]
         return None, inf
+
+    def _worth(self, live: LiveRequest, seconds: Mapping[Worker, float], now: float) -> list[Worker]:
+        """The workers that have a turn for the prompt, and are not to be waited past."""
+        least = WORTH_WAITING * min(seconds.values(), default=inf)
+        with_turn = [worker for worker in seconds if worker.has_turn(live.tenant.name, live.need.tokens)]
+        worth, live.worth_at = [], inf
+        for worker in with_turn:
+            waits_until = live.state_since + seconds[worker] - least if least < inf else -inf
+            if seconds[worker] <= least or (now >= waits_until and not worker.tokens_waiting):
+                worth.append(worker)
+            elif not worker.tokens_waiting:
+                live.worth_at = min(live.worth_at, waits_until)
+        return worth
+
+    def _cached(self, need: Need, own: Worker | None) -> Callable[[Worker], int]:
+        """Tokens of a prompt that a decode worker is expected to have.
+
+        The own worker of its prefix is expected to have it, if such workers had any prefix lately: other routers sent
+        it there, and so all of them agree.
+        """
+        known = self._fleet.prefixes.hits(need.blocks).tokens
+        may_have_it = self._fleet.prefixes.found(need.model_name, "decode").prompts >= FOUND_SHARE_MIN
+        expected = (need.tokens - 1) * may_have_it
+
+        def cached(worker: Worker) -> int:
+            return expected if worker is own else min(known(worker.peer), need.tokens - 1)
+
+        return cached
+
+    def _own(self, need: Need) -> Worker | None:
+        """The own worker of a prefix that nobody is known to have, of those that decode; None: somebody has it."""
+        workers = [
+            worker
+            for worker in self._fleet.of_role("decode")
+            if not worker.draining and placement.could_serve(need, worker, self._fleet)
+        ]
+        known = self._fleet.prefixes.hits(need.blocks).tokens
+        if any(known(worker.peer) for worker in workers):
+            return None
+        return next(iter(by_rendezvous(need, workers)), None)
 
     def waits_for_sibling(self, live: LiveRequest, now: float) -> bool:
         """Whether it waits for the worker that has its prompt, and not for room anywhere."""

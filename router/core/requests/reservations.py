@@ -23,7 +23,9 @@ from shared.wire import messages
 from shared.wire.baton import Baton
 from shared.wire.messages import Message
 
-Deadline = Literal["wait", "gone", "late", "request", "renew", "rest", "pause", "stall", "silent", "trial"]
+Deadline = Literal[
+    "wait", "patience", "gone", "late", "request", "renew", "rest", "pause", "stall", "silent", "trial"
+]
 LATE = 2  # of `ready_seconds` since its last token: a stream is offered to workers that may refuse it
 
 
@@ -75,6 +77,7 @@ class Reservations:
         elif live.state is RequestState.READY:
             self.ready.remove(live)
             self.deadlines.clear(("late", live.rid))
+        self.deadlines.clear(("patience", live.rid))
         self.deadlines.clear(("gone", live.rid))
 
     # ---- workers -----------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ class Reservations:
         pages = worker.pages_for(live.need.tokens, choice.shared_tokens)
         if not worker.assigned:
             self.deadlines.set(("silent", worker.peer), now + self._settings.silent_seconds)
-        worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens, now)
+        worker.assign(live.rid, tokens, pages, live.tenant.name, choice.hit_tokens, now, own=choice.own)
         self._prefixes.insert(worker.peer, live.need.blocks)
         live.worker = worker
         live.visit(worker, choice.why, now)
@@ -107,11 +110,12 @@ class Reservations:
     def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
         """Correct the prefix index if the worker had less of the prompt in its cache than expected, or more."""
         assert live.worker is not None, live.rid
-        expected = live.worker.assigned[live.rid].hit_tokens
-        if not expected and live.blocks and live.worker.hello.role == "prefill":
+        assignment = live.worker.assigned[live.rid]
+        if assignment.own:
             share = min(1.0, cached_tokens / live.need.tokens)
-            self._prefixes.looked(found=cached_tokens >= self._settings.cache_hit_tokens_min, share=share)
-        missed = expected - cached_tokens
+            found = cached_tokens >= self._settings.cache_hit_tokens_min
+            self._prefixes.looked(live.need.model_name, live.worker.hello.role, found=found, share=share)
+        missed = assignment.hit_tokens - cached_tokens
         if missed > 0:
             self._prefixes.forget_oldest(live.worker.peer, missed)
 

@@ -271,6 +271,13 @@ ROUTER_BOUNDS = (
         place="router.core.queueing.backpressure",
     ),
     Bound(
+        "MODELS_MAX",
+        "what was found of the model asked for longest ago is forgotten",
+        "128 pairs of shares",
+        f"{UNIT}/core/fleet/test_found.py::test_what_was_found_is_forgotten_where_models_come_and_go",
+        place="router.core.fleet.prefix_index",
+    ),
+    Bound(
         "GROUPS_MAX",
         "the one that was used longest ago is forgotten",
         "64 rates and as many sums",

@@ -77,6 +77,7 @@ def _shared_prefixes(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     return {
         "forty": shape,
         "short": replace(shape, router={"local_prefill": "short"}),
+        "aggregated": replace(shape, prefill_workers=0, decode=replace(shape.decode, pool_tokens=80_000)),
         "one": replace(shape, trace=_prefixes(1, 30, seconds)),
     }
 
@@ -93,10 +94,14 @@ def _by_routers(figures: Mapping[str, Figures], name: str) -> Figures:
 def _scattered(figures: Mapping[str, Figures]) -> Figures:
     forty = {run: each for run, each in figures.items() if run.startswith("forty")}
     one = {run: each for run, each in figures.items() if run.startswith("one")}
-    short = {f"short_{name}": hits for name, hits in _by_routers(figures, "short").items()}
+    others = {
+        f"{run}_{name}": hits
+        for run in ("short", "aggregated")
+        for name, hits in _by_routers(figures, run).items()
+    }
     return (
         _by_routers(figures, "forty")
-        | short
+        | others
         | {
             "computed_most_by_least": max(number(run, "computed_most_by_least") for run in forty.values()),
             "one_prefix_computed_most_by_mean": max(

@@ -14,7 +14,7 @@ read from: they count as full; and when a stream was late last.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 
 from router.config import RouterConfig
@@ -24,11 +24,14 @@ from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import PATIENCE_SECONDS
+from router.placement_policies import FOUND_SHARE_MIN
 from shared.scheduling.tenant_shares import share_of
 from tests.simulation.judges.foresight import surely_allowed
 from tests.simulation.judges.waits import late_stream
 
-WORTH_WAITING, WORTH_IDLE = 1.2, 3  # times as long as one without a turn
+WORTH_WAITING = 1.2  # times as long as one without a turn
+CHANGED = 4  # what workers tell of their rates wakes nobody, so a prompt may wait by what they told before
+CHANGED_SECONDS = 0.5  # … and at least for so long
 STANDING_MIN = 2  # requests that may stand before decode in every kv_group
 
 
@@ -172,8 +175,11 @@ class FreePlaces:
         places = self._places_of_prompt(live)
         return [each for each in self._able_whole(live) if each in places and each.peer not in live.avoided]
 
-    def open_whole(self, live: LiveRequest) -> Iterator[Worker]:
-        """Decode workers that would take the request with its prompt."""
+    def open_whole(self, live: LiveRequest, *, at_once: bool = False) -> Iterator[Worker]:
+        """Decode workers that would take the request with its prompt.
+
+        `at_once`: it is being placed now; else the router may have looked last when they told other rates.
+        """
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
         able = list(self._able_whole(live))
@@ -205,28 +211,47 @@ class FreePlaces:
             ):
                 with_room.append(worker)
                 with_turn += [worker] if computing + load.queued_tokens < 2 * limits.extend_tokens else []
-        yield from self._worth_it(live, with_room, with_turn)
+        yield from self._worth_it(live, with_room, with_turn, at_once)
 
-    def _worth_it(self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker]) -> list[Worker]:
+    def _worth_it(
+        self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker], at_once: bool
+    ) -> list[Worker]:
         """Those that a prompt surely goes to: none where another one that has no turn yet may be worth waiting for."""
-        if self._settings.local_prefill != "short" or len(with_room) < 2:
+        if len(with_room) < 2:
             return with_turn
         if live.output or live.avoided:
             return []
-        cached = self._core.fleet.prefixes.hits(live.need.blocks).tokens
+        cached = self.expected(live, own=not self._ways(live)[0])
         tokens = len(live.request.token_ids)
-        settings = self._settings
-        costs = {
-            each: cost_at(settings, each, tokens, min(cached(each.peer), tokens - 1)) for each in with_room
-        }
+        costs = {each: cost_at(self._settings, each, tokens, cached(each)) for each in with_room}
         if inf in costs.values():
             return []
-        least = min(costs.values())
-        return [
-            each
-            for each in with_turn
-            if costs[each] <= (WORTH_WAITING if each.tokens_waiting else WORTH_IDLE) * least
-        ]
+        if at_once:
+            least, waited = WORTH_WAITING * min(costs.values()), self._now - live.state_since
+            return [
+                each for each in with_turn if costs[each] <= least + (0 if each.tokens_waiting else waited)
+            ]
+        waited = self._now - live.state_since - CHANGED_SECONDS
+        return [each for each in with_turn if not each.tokens_waiting and waited >= CHANGED * costs[each]]
+
+    def expected(self, live: LiveRequest, *, own: bool) -> Callable[[Worker], int]:
+        """Tokens of its prompt that a decode worker is expected to have; where prefill has no way, `own` ones, too."""
+        index, most = self._core.fleet.prefixes, len(live.request.token_ids) + len(live.output) - 1
+        known = {
+            worker: min(index.hits(live.need.blocks).tokens(worker.peer), most) for worker in self._whole
+        }
+        able = list(self._able_whole(live))
+        agreed = index.found(live.request.model, "decode").prompts >= FOUND_SHARE_MIN
+        if (
+            own
+            and agreed
+            and able
+            and len(live.need.blocks) > 1
+            and not any(known[worker] for worker in able)
+        ):
+            early = int.from_bytes(live.need.blocks[1])
+            known[max(able, key=lambda each: (early * each.salt % 2**64, each.peer))] = most
+        return lambda worker: known.get(worker, 0)
 
     def is_kept_for(self, front: LiveRequest, live: LiveRequest) -> bool:
         """Whether the room that comes is kept for `front`, which others have gone past, and not for `live`."""

@@ -20,17 +20,23 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     """Until decode has the prompt: computed there, and by way of prefill. Infinite: nobody has room, or told a rate."""
     tokens = len(live.request.token_ids) + len(live.output)
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
+    places = FreePlaces(core, now)
+    expected = places.expected(live, own=False)
     here = min(
         (
-            cost_at(core.settings, worker, tokens, min(cached(worker.peer), tokens - 1))
-            for worker in FreePlaces(core, now).open_whole(live)
+            cost_at(core.settings, worker, tokens, expected(worker))
+            for worker in places.open_whole(live, at_once=True)
         ),
         default=inf,
     )
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None or choice.reason == "spread":
         return here, inf
-    found = int(core.fleet.prefixes.found_tokens_share * tokens) if choice.reason == "own" else 0
+    found = (
+        int(core.fleet.prefixes.found(live.request.model, "prefill").tokens * tokens)
+        if choice.reason == "own"
+        else 0
+    )
     there = cost_at(core.settings, choice.worker, tokens, found or choice.hit_tokens)
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)

@@ -118,6 +118,11 @@ MISTAKES: dict[str, Mistakes] = {
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
             )
         },
+        "a prompt waits for ever for the decode worker that has its prefix": {
+            "decode workers that a prompt need not wait past": lambda real, places, live, seconds, _: real(
+                places, live, seconds, live.state_since
+            )
+        },
         "a prompt gains by the streams beside it": {
             "what streams cost a prompt beside them": lambda real, load, tokens, rate: (
                 -real(load, tokens, rate)

@@ -160,7 +160,7 @@ def test_the_own_worker_is_left_where_it_is_far_behind_or_was_never_of_use() -> 
     assert placed(fleet, need).worker is not own
     own.unassign("b")
     for _ in range(100):
-        fleet.prefixes.looked(found=False, share=0.0)
+        fleet.prefixes.looked(need.model_name, "prefill", found=False, share=0.0)
     assert placed(fleet, need).worker is not own, (
         "no other router has sent anything, so only a tie goes to it"
     )

@@ -352,13 +352,66 @@ def test_short_expects_of_a_prefixs_own_worker_what_such_workers_had() -> None:
         world.loaded(f"{role[0]}0", extend_rate=1000.0 if role == "decode" else 900.0)
     prefixes = world.core.fleet.prefixes
     for _ in range(200):
-        prefixes.looked(found=True, share=0.9)
+        prefixes.looked("m", "prefill", found=True, share=0.9)
     world.submit(request("a", PREFIX))
     assert world.placed(Prefill, "a") == "p0", "another router has sent it there"
     for _ in range(200):
-        prefixes.looked(found=False, share=0.0)
+        prefixes.looked("m", "prefill", found=False, share=0.0)
     world.submit(request("b", PREFIX[::-1]))
     assert world.placed(Serve, "b") == "d0", "nothing is ever found there"
+
+
+def shared_prompt(number: int, tokens: int = 960) -> tuple[int, ...]:
+    return tuple(range(10_000 * number, 10_000 * number + tokens))
+
+
+def test_routers_that_do_not_hear_of_each_other_agree_on_the_decode_worker_of_a_prefix() -> None:
+    worlds = [deployment(decode=4), deployment(decode=4)]
+    worlds[1].submit(request("of the second alone"))
+    for world in worlds:
+        for number in range(4):
+            world.loaded(f"d{number}", extend_rate=10_000.0 + number)
+    chosen = []
+    for number in range(1, 9):
+        for world in worlds:
+            world.submit(request(f"r{number}", shared_prompt(number)))
+            chosen.append(world.placed(Serve, f"r{number}") or "")
+            begun(world, f"r{number}", peer=chosen[-1], finish="length")
+            world.loaded(chosen[-1], extend_rate=10_000.0 + int(chosen[-1][1:]))
+    assert chosen[::2] == chosen[1::2]
+    assert len(set(chosen)) > 1
+
+
+def test_a_prefix_whose_own_decode_worker_never_has_it_goes_where_it_is_soonest() -> None:
+    world = deployment(decode=2)
+    world.loaded("d0", extend_rate=1_000.0)
+    world.loaded("d1", extend_rate=1_001.0)
+    for number in range(1, 100):
+        world.submit(request(f"r{number}", shared_prompt(number)))
+        here = world.placed(Serve, f"r{number}")
+        assert here is not None
+        begun(world, f"r{number}", peer=here, finish="length")
+        world.loaded(here, extend_rate=1_000.0 if here == "d0" else 1_001.0)
+    last = [world.placed(Serve, f"r{number}") for number in range(80, 100)]
+    assert set(last) == {"d1"}, "nothing was ever found"
+
+
+def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_there() -> None:
+    world = deployment(decode=2)
+    for number in range(2):
+        world.loaded(f"d{number}", extend_rate=1_000.0)
+    world.submit(request("a", shared_prompt(1)))
+    here = world.placed(Serve, "a")
+    assert here is not None
+    begun(world, "a", peer=here, finish="length")
+    world.loaded(here, extend_rate=1_000.0, queued=1, queued_tokens=256)  # another router's: it has no turn
+    world.submit(request("b", shared_prompt(1)))
+    assert not world.sent(Serve, "b")
+    sooner, later = (256 + 2) / 1_000, 2 * 960 / 1_000
+    world.wait(later - 1.2 * sooner - 0.001)
+    assert not world.sent(Serve, "b")
+    world.wait(0.002)
+    assert world.placed(Serve, "b") == ({"d0", "d1"} - {here}).pop()
 
 
 def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
