@@ -276,6 +276,7 @@ class RouterCore:
         self._now = now
         if self._placeable:
             self._placeable = False
+            self._stream_packing.begin_pass()
             self._place_ready(now)
             waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)
@@ -340,6 +341,7 @@ class RouterCore:
         self.fleet.mark_chosen(choice.worker)
         packs = self._stream_packing.is_wanted(choice.worker.kv_group, now, besides=live)
         self._requests.serve(live, choice, now)
+        self._stream_packing.begun(choice.worker)
         if packs:
             self._migrations.ask_to_leave(live, now)
         return True

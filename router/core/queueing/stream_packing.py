@@ -23,6 +23,7 @@ from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.workers import Fleet, KvGroup, Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.balance import Balance
+from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
 from router.placement_policies import Placement
@@ -36,12 +37,13 @@ PROMPTS_LOOKED_AT = 64  # of those that wait at the router: whether any waits fo
 
 @dataclass(slots=True)
 class PromptTime:
-    """The time for prompts of the decode workers of a KV group that do not drain."""
+    """The time for prompts of the decode workers of a KV group that do not drain, in one placement pass."""
 
     models: dict[str, None] = field(default_factory=dict)  # by name
     is_scarce: bool = False  # some worker has little of it
     is_awaited: bool = False  # some worker has prompts that wait for it
     pressed: list[Worker] = field(default_factory=list)  # workers of which both is true
+    prompts: list[LiveRequest] | None = None  # that may wait for it at the router; None: not looked at yet
 
     def add(self, worker: Worker) -> None:
         """Count a worker of the KV group in."""
@@ -70,16 +72,33 @@ class StreamPacking:
         self._balance = balance
         self._backpressure = backpressure
         self._waiting = reservations.waiting
+        self._times: dict[KvGroup, PromptTime] = {}
+
+    def begin_pass(self) -> None:
+        """Look at the workers anew. Within a placement pass nothing changes but prompts, which are begun."""
+        self._times = self._prompt_time()
+
+    def begun(self, worker: Worker) -> None:
+        """A prompt was given to the worker, and others may wait for its time now."""
+        if worker.kv_group in self._times:
+            self._times[worker.kv_group].is_awaited |= _has_prompts_waiting(worker)
 
     def is_wanted(self, kv_group: KvGroup, now: float, besides: LiveRequest | None = None) -> bool:
-        """Whether prompts, this one aside, wait for workers of the KV group, some of which has little time for them."""
-        time = self._prompt_time().get(kv_group)
+        """Whether prompts wait for workers of the KV group, some of which has little time for them.
+
+        `besides`: a prompt that is about to be begun, and waits no more.
+        """
+        time = self._times.get(kv_group)
         if time is None or not time.is_scarce:
             return False
-        return time.is_awaited or any(
-            live is not besides and self._waits_for(live, kv_group, time, now)
-            for live in self._waiting.first(PROMPTS_LOOKED_AT)
-        )
+        if time.is_awaited:
+            return True
+        if time.prompts is None:
+            time.prompts = self._waiting.first(PROMPTS_LOOKED_AT)
+        prompts = time.prompts  # the last ones first: those in front of them are begun before
+        while prompts and (prompts[-1] is besides or not self._waits_for(prompts[-1], kv_group, time, now)):
+            prompts.pop()
+        return bool(prompts)
 
     def to_empty(self, now: float) -> list[Worker]:
         """The worker with fewest streams in each KV group, where prompts wait for time of which it has little.
@@ -87,7 +106,7 @@ class StreamPacking:
         None of a KV group in which no fetch was seen yet: what a stream would pause for is not known.
         """
         found = []
-        for kv_group, time in self._prompt_time().items():
+        for kv_group, time in self._times.items():
             able = [worker for worker in time.pressed if _streams(worker)]
             if able and self._seconds.fetched(kv_group, 1, now) > 0:
                 found.append(min(able, key=lambda worker: (_streams(worker), worker.arrival)))
@@ -104,12 +123,12 @@ class StreamPacking:
 
     def _waits_for(self, live: LiveRequest, kv_group: KvGroup, time: PromptTime, now: float) -> bool:
         """Whether the prompt waits for nothing but the time of workers, and those of the KV group have its model."""
-        late = live.tenant.before_decode and kv_group in self._backpressure.late_lanes(now)
         return (
-            live.need.model_name in time.models
+            live.state is RequestState.WAITING
+            and live.need.model_name in time.models
             and live.need.model in ("", kv_group[0])
             and live.may_begin(self._settings.tenant_running_max, now)
-            and not late
+            and not (live.tenant.before_decode and kv_group in self._backpressure.late_lanes(now))
         )
 
     def place(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Placement[Worker] | None:

@@ -65,6 +65,11 @@ def _in_any_group(is_wanted: Any, packing: Any, _kv_group: Any, *inputs: Any) ->
     return any(is_wanted(packing, kv_group, *inputs) for kv_group in kv_groups)
 
 
+def _of_earlier_passes(prompt_time: Any, packing: Any) -> Any:
+    before = get(packing, "the time for prompts in this pass")
+    return prompt_time(packing) | {kv_group: time for kv_group, time in before.items() if time.is_scarce}
+
+
 def _of_draining_ones(prompt_time: Any, packing: Any) -> Any:
     """A worker that drains counts like the others."""
     workers = get(packing, "workers that may have little time for prompts").of_role("decode")
@@ -139,6 +144,9 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "streams make room although no prompt waits": {"streams are packed": gives(True)},
         "streams make room for prompts of another KV group": {"streams are packed": _in_any_group},
+        "streams make room for prompts of an earlier pass": {
+            "the time for prompts of KV groups": _of_earlier_passes
+        },
         "streams make room for prompts at a worker that drains": {
             "the time for prompts of KV groups": _of_draining_ones
         },

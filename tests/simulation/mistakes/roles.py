@@ -301,6 +301,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.queueing.stream_packing.StreamPacking": {
         "streams are packed": "is_wanted",
+        "the time for prompts in this pass": "_times",
         "the time for prompts of KV groups": "_prompt_time",
         "workers that may have little time for prompts": "_fleet",
         "a worker may get more streams": "_may_fill",

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import msgspec
 
+from router.core.queueing import stream_packing
 from router.core.queueing.balance import FRESH_SECONDS
-from router.core.queueing.stream_packing import LEAVING_STREAMS
+from router.core.queueing.stream_packing import LEAVING_STREAMS, PROMPTS_LOOKED_AT
+from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import split_choices
-from shared.wire.messages import Decode, Draining, Joined, Limits, Migrate, Prefilled, Serve
-from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
+from router.placement_policies import Placement
+from shared.links.events import Received
+from shared.wire.messages import Decode, Draining, Joined, Limits, Load, Migrate, Prefilled, Serve
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, hello, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
 LONG = tuple(range(1, 100))
@@ -114,6 +121,7 @@ def test_of_each_kv_group_the_worker_with_fewest_streams_is_emptied_unless_it_dr
     packing = world.core._stream_packing
     for model in ("weights", "others"):
         packing._seconds.observe_fetch((model, "kv"), 100, 0.01, world.now)
+    packing.begin_pass()
     assert [worker.peer for worker in packing.to_empty(world.now)] == ["d0", "n1"]
     world.say("d0", Draining())
     assert [worker.peer for worker in packing.to_empty(world.now)] == ["d1", "n1"]
@@ -254,6 +262,23 @@ def test_prompts_that_time_would_not_help_pack_no_streams() -> None:
     assert world.sent(Migrate) == []
 
 
+def test_a_prompt_that_was_begun_in_the_same_pass_may_wait_for_time() -> None:
+    world = deployment()
+    world.loaded("d0", running=3, free_pages=100, **IN_HASTE)
+    for uid in ("d1", "d2"):
+        world.loaded(uid, slots_free=0)
+    for rid in ("r", "s"):
+        world.submit(request(rid, tuple(range(1, 1700))))
+        assert world.placed(Serve, rid) is None
+    in_haste = Load(
+        free_pages=LIMITS.pages, slots_free=4, running=3, extend_rate=10.0, extend_rate_alone=100.0
+    )
+    idle = Load(free_pages=LIMITS.pages, slots_free=4, extend_rate=100.0, extend_rate_alone=100.0)
+    world.link(Received("d0", in_haste), Received("d1", idle), Received("d2", idle))
+    assert {world.placed(Serve, "r"), world.placed(Serve, "s")} == {"d1", "d2"}
+    assert [each.rid for _, each in world.sent(Migrate)] == ["r", "s"]
+
+
 def test_a_stream_whose_new_worker_has_gone_meanwhile_goes_on_elsewhere() -> None:
     world = deployment()
     world.submit(request("r"))
@@ -327,3 +352,52 @@ def test_the_choices_of_one_request_stay_with_the_pages_of_their_prompt() -> Non
     [(here, _)] = world.sent(Serve)
     world.say(here, Prefilled("g0", 1, 0, (10,), None))
     assert world.sent(Migrate) == []
+
+
+WORKERS, STREAMS = 64, 256
+
+
+def calls_of_a_pass(places: int) -> tuple[int, int]:
+    """Calls within packing in one pass over 256 ready streams, and those placed, on 64 workers with little time.
+
+    At the router prompts wait, none of them for the time of workers: their tenant has as many running as it may.
+    """
+    limits = msgspec.structs.replace(WHOLE, slots=STREAMS)
+    core = ScriptedDeployment(1, 0, limits=limits, local_prefill="short", tenant_running_max=1).core
+    for number in range(WORKERS):
+        worker = core.fleet.up(
+            f"d{number}", hello("decode", f"d{number}", limits=limits, understands=("Serve",))
+        )
+        assert not isinstance(worker, str)
+        worker.report(
+            Load(free_pages=512, slots_free=places, running=1, extend_rate=10.0, extend_rate_alone=100.0)
+        )
+    holder = core.fleet.workers["p0"]
+    for number in range(STREAMS):
+        live = core._requests.admit(request(f"r{number}"), 0.0)
+        core._requests.prefill(live, Placement(holder, "", "least"), 0.0)
+        core._requests.deliver(live, (10,), (), 0.0)
+        core._requests.hold(live, baton(live.rid, 1, 3), 0.0)
+    for number in range(PROMPTS_LOOKED_AT):
+        core._requests.admit(request(f"w{number}"), 0.0)
+    calls = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        of_packing = frame.f_code.co_filename == stream_packing.__file__
+        calls += event == "call" and (of_packing or frame.f_code is LiveRequest.may_begin.__code__)
+
+    core._placeable = True
+    sys.setprofile(count)
+    try:
+        core._place_pending(0.0)
+    finally:
+        sys.setprofile(None)
+    return calls, core.requests_by_state["decoding"]
+
+
+def test_whether_streams_are_packed_is_found_out_once_a_pass() -> None:
+    for places, placed in ((4, STREAMS), (0, 0)):
+        calls, decoding = calls_of_a_pass(places)
+        assert decoding == placed
+        assert calls < STREAMS + 10 * WORKERS
