@@ -62,6 +62,8 @@ class Migrations:
 
     def start(self) -> None:
         """Take the requests to migrate out of the batch, at most as many as there are free lease words."""
+        if not self._asked:
+            return  # as nearly always
         self._asked = [req for req in self._asked if req.state not in ENDED]
         running = [req for req in self._asked if req.state is DecodeState.RUNNING]
         going = [req for req in running if req.launched_len < req.final_kv_len]
@@ -73,6 +75,8 @@ class Migrations:
 
     def lease_settled(self, now: float) -> list[Req]:
         """Lease the pages of those whose last step has settled; returns them: they run here no more."""
+        if not self.settling:
+            return []  # as nearly always
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
         # The router counts the tokens when it hears of the migration.
         self.effects.extend(self.output_buffer.flush_of(settled))

@@ -195,6 +195,8 @@ class Retraction:
 
         Returns those that can neither be backed up nor computed again here.
         """
+        if not self.settling:
+            return []  # as nearly always
         settled = [req for req in self.settling if req.launched_len == req.kv_len]
         without_room = [req for req in settled if not self._back_up(req)]
         if not self.prompts.enabled:

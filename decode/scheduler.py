@@ -243,8 +243,8 @@ class DecodeScheduler:
         self._output_buffer.add([req for req in rows if req not in tokenless] if tokenless else rows)
         finished = [self._endings.finish(req, reason, now) for req, reason in ended]
         self._flush_due(now)
-        self._effects.extend(self._output_buffer.flush_of(req for req, _ in ended))
-        self._effects.extend(finished)
+        if ended:
+            self._effects += [*self._output_buffer.flush_of(req for req, _ in ended), *finished]
         self._lease_settled(now)
         self._back_up_settled()
 
@@ -474,6 +474,8 @@ class DecodeScheduler:
 
     def _resume_retracted(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""
+        if not self._retraction.active:
+            return  # as nearly always
         while self._has_slot_to_resume() and (req := self._retraction.resume(self._with_pages)):
             self._batch.take_slot(req)
             if req.state is DecodeState.JOINING:  # all of it was cached

@@ -120,6 +120,8 @@ class TransferQueue:
 
     def take_waiting(self) -> list[tuple[Req, Baton, bool]]:
         """The requests whose awaited fetch has ended, in the order they came, and whether it landed."""
+        if not self._waiting:
+            return []  # as nearly always
         fetching = self.transferring
         ready = [
             (req, baton, other.kv_len > 0) for req, baton, other in self._waiting if other not in fetching

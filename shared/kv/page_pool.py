@@ -113,8 +113,10 @@ class PagePool:
 
     def reclaim(self, completed_step: int) -> None:
         """The device has completed all steps up to `completed_step`."""
-        self.completed = max(self.completed, completed_step)
-        for step in sorted(step for step in self._retiring if step <= self.completed):
+        if completed_step <= self.completed:
+            return  # nothing waits for a step that is known to have completed
+        self.completed = completed_step
+        for step in sorted(step for step in self._retiring if step <= completed_step):
             pages = self._retiring.pop(step)
             self._transfer(pages, PageState.RETIRING, PageState.FREE)
             self._free.extend(pages)

@@ -95,9 +95,10 @@ class StepCost:
         """Learn from a step of DECODE. One whose seconds are not known, 0.0, teaches nothing."""
         if seconds <= 0 or rows <= 0:
             return
-        steps, average = self._decode.get(_bucket(rows), (0, 0.0))
+        bucket = _bucket(rows)
+        steps, average = self._decode.get(bucket, (0, 0.0))
         steps = min(steps + 1, DECODE_STEPS)
-        self._decode[_bucket(rows)] = steps, average + (seconds - average) / steps
+        self._decode[bucket] = steps, average + (seconds - average) / steps
 
     def observe_extend(self, rows: int, prompts: Iterable[tuple[int, int]], seconds: float) -> None:
         """Learn from a step over `prompts`, each its first position and its tokens, beside `rows` that decode.
