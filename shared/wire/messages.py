@@ -234,8 +234,8 @@ class Joined(Message, frozen=True):
     )
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one request."""
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """New tokens of one request. There are so many that the garbage collector had better not count them."""
 
     rid: Name
     attempt: Count

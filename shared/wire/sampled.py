@@ -18,7 +18,7 @@ TOP_LOGPROBS_MAX = 20  # OpenAI's own bound
 LOGPROB_MIN = -9999.0  # OpenAI's word for a token that cannot come
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How likely a token was, and what else was likely at its place."""
 
     logprob: Logprob
