@@ -143,8 +143,8 @@ class Admission:
             return False
         if alone:
             return self._free_now(missing)
-        wanted = missing + self._growth_pages(req) + self.pages_kept
-        if self._memory.available_pages < wanted and not is_below_share():
+        for_growth = self._memory.available_pages - missing - self.pages_kept
+        if not self._growth_fits(req, for_growth) and not is_below_share():
             return False
         room = usable - missing - pages_arriving
         largest = self._memory.pages_for(self._context_len)  # at most: mostly there is as much room
@@ -250,11 +250,14 @@ class Admission:
                 longest = min(req.final_kv_len, growing_from + steps)
         return max(pages, self._memory.pages_for(longest))
 
-    def _growth_pages(self, req: Req) -> int:
-        """Pages that all are expected to take beside those they have."""
+    def _growth_fits(self, req: Req, pages: int) -> bool:
+        """Whether all, the request included, are expected to take no more than `pages` beside those they have."""
         growth = self._growth.get()
-        pages = self._memory.pages_for(int(growth.tokens_with(req)))
-        return pages if growth.known else pages + len(self._present())
+        if not growth.known:
+            pages -= len(self._present())
+        if self._memory.pages_for(int(growth.tokens) + req.remaining_new_tokens) <= pages:
+            return True  # as mostly: no request grows beyond its bound
+        return self._memory.pages_for(int(growth.tokens_with(req))) <= pages
 
     def _no_growth(self) -> ExpectedGrowth:
         config = self._config
