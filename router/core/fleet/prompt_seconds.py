@@ -7,16 +7,18 @@
 w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
 them leaves room for others.
 
-Rates are what workers tell (`Load`). One that has told none yet is taken to be as fast as the last of its model that
-has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs is what a router sees of
-fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of it count for what they
-take. It is forgotten while there are none: where fetches were slow nothing travels that would show that they are not.
+Rates are what workers tell (`Load`), but none counts for more than `FASTEST` times the median of its model and role: a
+worker that tells more is mistaken, and would get all prompts. One that has told none yet is taken to be as fast as the
+last of its model that has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs
+is what a router sees of fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of
+it count for what they take. It is forgotten while there are none: where fetches were slow nothing travels that would
+show that they are not.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from router.core.fleet.workers import KvGroup, Worker
@@ -29,6 +31,9 @@ STREAM_WEIGHT = 0.05  # of a second that a stream waits for a pass, by one that 
 FORGOTTEN_SECONDS = 30.0  # without a fetch, until half is left of what fetches are expected to take
 ALIKE = 1e-3  # squared, of the mean: tokens that differ by less say nothing of what each fetch takes
 GROUPS_MAX = 64  # models and KV groups of which anything is remembered
+FASTEST = 16  # times the median rate of a model and role
+TELLERS_MAX = 16  # workers of a model and role whose rates are remembered, for the median
+NOT_KNOWN = ExtendRate()
 
 
 @dataclass(slots=True)
@@ -67,12 +72,32 @@ class Fetched:
         return float(seconds * 0.5 ** ((now - self.seen_at) / FORGOTTEN_SECONDS))
 
 
+@dataclass(slots=True)
+class ToldRates:
+    """What workers of a model and role told last, beside no streams."""
+
+    last: ExtendRate = NOT_KNOWN
+    most: float = 0.0  # that counts of any rate
+    by_peer: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the last tellers
+
+    def add(self, peer: str, rate: ExtendRate) -> None:
+        """A worker tells this. Of two the slower one is the median."""
+        told = rate.tokens_per_second
+        if self.by_peer.get(peer) != told:
+            self.by_peer[peer] = told
+            self.by_peer.move_to_end(peer)
+            if len(self.by_peer) > TELLERS_MAX:
+                self.by_peer.popitem(last=False)
+            self.most = FASTEST * sorted(self.by_peer.values())[(len(self.by_peer) - 1) // 2]
+        self.last = ExtendRate(min(told, self.most), rate.position_seconds)
+
+
 class PromptSeconds:
     """Estimates of one router."""
 
     def __init__(self, miss_weight: float) -> None:
         self._miss_weight = miss_weight
-        self._rates: OrderedDict[tuple[str, str], ExtendRate] = OrderedDict()  # told last, by model and role
+        self._rates: OrderedDict[tuple[str, str], ToldRates] = OrderedDict()  # by model and role
         self._fetched: OrderedDict[KvGroup, Fetched] = OrderedDict()
 
     def computed(self, worker: Worker, tokens: int, cached: int) -> float:
@@ -108,14 +133,15 @@ class PromptSeconds:
         model, role, load = worker.hello.model_name, worker.hello.role, worker.load
         if not load.extend_rate:
             other = "prefill" if role == "decode" else "decode"
-            return self._rates.get((model, role)) or self._rates.get((model, other)) or ExtendRate()
-        self._rates[model, role] = ExtendRate(
-            load.extend_rate_alone or load.extend_rate, load.position_seconds
-        )
+            told = self._rates.get((model, role)) or self._rates.get((model, other))
+            return told.last if told is not None else NOT_KNOWN
+        told = self._rates.setdefault((model, role), ToldRates())
+        alone = load.extend_rate_alone or load.extend_rate
+        told.add(worker.peer, ExtendRate(alone, load.position_seconds))
         self._rates.move_to_end((model, role))
         if len(self._rates) > 2 * GROUPS_MAX:
             self._rates.popitem(last=False)
-        return ExtendRate(load.extend_rate, load.position_seconds)
+        return ExtendRate(min(load.extend_rate, told.most), load.position_seconds)
 
 
 def _beside_streams(load: Load, tokens: int, rate: ExtendRate) -> float:

@@ -285,6 +285,13 @@ ROUTER_BOUNDS = (
         place="router.core.fleet.prompt_seconds",
     ),
     Bound(
+        "TELLERS_MAX",
+        "the rate of the worker that told another one longest ago is forgotten",
+        "16 rates of each model and role",
+        f"{UNIT}/core/fleet/test_prompt_seconds.py::test_the_rates_that_are_compared_are_those_of_the_last_workers",
+        place="router.core.fleet.prompt_seconds",
+    ),
+    Bound(
         "losses_max",
         "500",
         "five workers before it comes 32 tokens further: three losses of two that die together, and the last ends it",

@@ -7,23 +7,27 @@ from math import inf
 import pytest
 
 from router.core.fleet.prompt_seconds import (
+    FASTEST,
     FORGOTTEN_SECONDS,
     GROUPS_MAX,
     STEPS,
     STREAM_WEIGHT,
+    TELLERS_MAX,
     PromptSeconds,
+    ToldRates,
 )
 from router.core.fleet.workers import Worker
+from shared.scheduling.step_cost import ExtendRate
 from shared.wire.messages import Hello, Limits, Load, WorkerRole
 
 
-def worker(role: WorkerRole = "prefill", model: str = "m", **load: float) -> Worker:
+def worker(role: WorkerRole = "prefill", model: str = "m", uid: str = "", **load: float) -> Worker:
     """One that has told this load."""
     limits = Limits(4096, 16, 400, 8, 256, 64)
     hello = Hello(
         session=0,
         role=role,
-        uid=f"{role} {model}",
+        uid=uid or f"{role} {model}",
         epoch=1,
         model_name=model,
         limits=limits,
@@ -116,6 +120,46 @@ def test_a_new_worker_is_as_fast_as_the_last_of_its_role_without_streams() -> No
         1.0,
         2.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("rate", "alone", "takes"), [(1e12, 0.0, 1.0), (1e12, 101.0, 1.0), (101.0, 1e12, float(FASTEST))]
+)
+def test_a_rate_counts_for_no_more_than_a_few_times_that_of_most_others(
+    rate: float, alone: float, takes: float
+) -> None:
+    seconds, tokens = PromptSeconds(1.0), FASTEST * 101
+    for number in range(3):
+        seconds.computed(worker("decode", uid=f"d{number}", extend_rate=100.0 + number), tokens, 0)
+    liar = worker("decode", uid="liar", extend_rate=rate, extend_rate_alone=alone)
+    assert seconds.computed(liar, tokens, 0) == takes
+    assert seconds.computed(worker("decode", uid="new"), tokens, 0) >= 1.0, "nor for a newcomer"
+    for other in (
+        worker("decode", model="another", extend_rate=1e12),
+        worker("prefill", uid="prefill", extend_rate=1e12),
+    ):
+        assert seconds.computed(other, tokens, 0) < 0.1, "others are not compared"
+
+
+def test_a_worker_that_is_idle_is_compared_with_what_others_do_without_streams() -> None:
+    seconds = PromptSeconds(1.0)
+    for number in range(3):
+        busy = worker("decode", uid=f"d{number}", extend_rate=1.0, extend_rate_alone=100.0)
+        seconds.computed(busy, 100, 0)
+    assert seconds.computed(worker("decode", uid="idle", extend_rate=100.0), 100, 0) == 1.0
+
+
+def test_the_rates_that_are_compared_are_those_of_the_last_workers() -> None:
+    told = ToldRates()
+    for number in range(10 * TELLERS_MAX):
+        told.add(f"old {number}", ExtendRate(1.0, 0.0))
+    assert (len(told.by_peer), told.most) == (TELLERS_MAX, FASTEST)
+    for _ in range(10 * TELLERS_MAX):
+        told.add("alone", ExtendRate(1000.0, 0.0))
+    assert told.most == FASTEST, "one worker is one, however often it tells"
+    for number in range(TELLERS_MAX):
+        told.add(f"new {number}", ExtendRate(1000.0, 0.0))
+    assert told.most == FASTEST * 1000
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
