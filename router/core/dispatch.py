@@ -132,7 +132,7 @@ class RouterCore:
             seconds = self._backpressure.seconds_to_wait(self._reservations.waiting, request, tenant, now)
             failed = wait_refusal(seconds, self.settings)
         if seconds:
-            seconds += self._backpressure.prefill_seconds
+            seconds += self._backpressure.first_token_seconds
         if failed is None and (failed := target_refusal(seconds, target, self.settings)) is not None:
             self.counters.targets["refused"] += 1
         if failed is not None:

@@ -28,6 +28,9 @@ class ClientRequest:
     priority: int = 0  # higher goes first
     cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
     deadline_seconds: float = 0.0  # until its first token; 0.0: the client asked for none
+    by_prefill: bool = (
+        False  # its prompt goes to a prefill worker while one is up, whatever `local_prefill` says
+    )
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
     sampling_group: str = (

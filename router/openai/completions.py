@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -68,6 +68,14 @@ class WantedAnswer:
     ignored: Ignored  # what of the body is passed over
 
 
+def asks_for_prefill(scope: Scope) -> bool:
+    """Whether `X-Segue-Local-Prefill: never` came; raises `RequestError` for another value."""
+    value = next((value for name, value in scope["headers"] if name == b"x-segue-local-prefill"), None)
+    if value is not None and value.strip().lower() != b"never":
+        raise RequestError("X-Segue-Local-Prefill must be never, or left out")
+    return value is not None
+
+
 class CompletionEndpoint:
     """The ASGI endpoint of one of the paths."""
 
@@ -83,7 +91,10 @@ class CompletionEndpoint:
         try:
             context = context_of(scope)
             asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
+            by_prefill = asks_for_prefill(scope)
             wanted = await self._read_wanted(scope, receive, context.rid, asked)
+            if by_prefill:
+                wanted.requests[:] = [replace(request, by_prefill=True) for request in wanted.requests]
             marks = self._begin(context.account, wanted, asked)
             objects = self._objects(asked.plan.ticket or context.rid, wanted)
             usage_chunk = wanted.options.usage or self._typed

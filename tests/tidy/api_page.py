@@ -46,6 +46,11 @@ HEADERS = {
         "streams of chat and completions",
         "each event with text has an `id`; not with logprobs, `return_token_ids` or `echo`",
     ),
+    "X-Segue-Local-Prefill: never": (
+        "chat, completions, responses, messages",
+        "the prompt is computed by a prefill worker while one is up, whatever `local_prefill` says; `helm test` sends "
+        "it",
+    ),
     "Last-Event-ID: ID": (
         "the same body, at any router",
         "the stream goes on behind that event; the answer before it is computed again. 409 `stream_not_resumable`: "

@@ -54,7 +54,8 @@ class Backpressure:
         self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
         self._late_at: dict[KvGroup, float] = {}  # when a stream was late last
         self._token_at: dict[KvGroup, float] = {}  # of the ready stream that has waited longest for a token
-        self.prefill_seconds = 0.0  # from placement to the first token, on average
+        self.first_token_seconds = 0.0  # from placement to the first token, on average
+        self.prefill_seconds = 0.0  # … at prefill workers, after which requests stand in front of decode
 
     # ---- what happens ------------------------------------------------------------------------------------------
 
@@ -86,10 +87,12 @@ class Backpressure:
             )
             _rate(self._kv_groups, kv_group).passed(taken[kv_group], blocked, now)
 
-    def computed(self, seconds: float) -> None:
-        """Prefill has taken so long for a request. Above `ready_seconds` it is prefill that holds requests up."""
+    def computed(self, seconds: float, *, at_prefill: bool) -> None:
+        """A prompt has taken so long. Above `ready_seconds` it is prefill that holds requests up."""
         seconds = min(seconds, self._settings.ready_seconds)
-        self.prefill_seconds += (seconds - self.prefill_seconds) * PREFILL_WEIGHT
+        self.first_token_seconds += (seconds - self.first_token_seconds) * PREFILL_WEIGHT
+        if at_prefill:
+            self.prefill_seconds += (seconds - self.prefill_seconds) * PREFILL_WEIGHT
 
     def refused(self, live: LiveRequest) -> None:
         """The worker that was to take the request has no room after all."""

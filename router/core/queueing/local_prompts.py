@@ -54,7 +54,7 @@ class LocalPlacement:
         """Who is to compute the prompt."""
         if not self._fleet.any_whole(live.need.model_name):
             return "prefill"
-        if self._settings.local_prefill == "always":
+        if self._settings.local_prefill == "always" and not live.request.by_prefill:
             return "always" if self._any_could_serve(live) else "prefill"
         by_prefill = any(
             not worker.draining
@@ -64,7 +64,7 @@ class LocalPlacement:
         )
         if not by_prefill:
             return "no_prefill" if self._any_could_serve(live) else "prefill"
-        if self._settings.local_prefill == "fallback":
+        if self._settings.local_prefill == "fallback" or live.request.by_prefill:
             return "prefill"
         if self.waits_for_sibling(live, now):
             return "sibling"

@@ -182,7 +182,8 @@ class WorkerReplies:
 
     def _computed(self, live: LiveRequest, worker: Worker, now: float) -> None:
         """The worker has the prompt. When siblings of the request have waited long enough for it they go anywhere."""
-        self._backpressure.computed(now - live.state_since)
+        at_prefill = live.state is RequestState.PREFILLING
+        self._backpressure.computed(now - live.state_since, at_prefill=at_prefill)
         group = live.sampling_group
         if group is None:
             return

@@ -82,6 +82,15 @@ def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back()
         assert running.total("decode", LOCAL) == before
 
 
+def test_the_smoke_test_sees_kv_move_where_decode_workers_compute_the_prompts() -> None:
+    with deployment(config=SMALL | {"router": {"localPrefill": "always"}}) as running:
+        running.client.completions.create(model="smollm2", prompt="one", max_tokens=2)
+        assert running.total("prefill", "segue_extend_tokens_total") == 0
+        went, moved, _ = smoke_test(running.url, running.admin_url)[1:]
+        assert "prefill-0/" in went
+        assert moved.split()[0] == str(int(running.total("decode", "segue_kv_fetched_bytes_total")))
+
+
 def test_prompts_go_the_shorter_way_and_streams_make_room_with_the_same_answers(
     reference: list[StreamedAnswer],
 ) -> None:

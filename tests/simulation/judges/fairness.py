@@ -55,7 +55,7 @@ from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.fetches import first_unread, prove_kept
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.moves import JudgedMigrations
-from tests.simulation.judges.places import prove_nobody_waits_beside_a_free_place
+from tests.simulation.judges.places import FreePlaces, prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.prompts import is_below_share
 from tests.simulation.judges.turns import TurnJudge
 from tests.simulation.judges.ways import prove_packed_in_time, prove_shorter, seconds_by_way
@@ -109,6 +109,10 @@ class JudgedRouterCore(JudgedCaches):
 
     def _to_serve(self, live: LiveRequest, choice: Placement[Worker], why: str, now: float) -> bool:
         self.judged[f"a prompt is computed at decode: {why}"] += 1
+        if live.request.by_prefill:
+            self.judged["a prompt that is for prefill goes to decode"] += 1
+            by_prefill, _ = FreePlaces(self, now).ways(live)
+            assert not by_prefill, f"{live.rid} is for a prefill worker, and some are up"
         return super()._to_serve(live, choice, why, now)
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:

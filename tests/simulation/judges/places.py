@@ -101,7 +101,7 @@ class FreePlaces:
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""
-        by_prefill, whole = self._ways(live)
+        by_prefill, whole = self.ways(live)
         if whole:
             yield from self.open_whole(live)
         if by_prefill:
@@ -133,9 +133,10 @@ class FreePlaces:
             ):
                 yield worker
 
-    def _ways(self, live: LiveRequest) -> tuple[bool, bool]:
+    def ways(self, live: LiveRequest) -> tuple[bool, bool]:
         """Whether a prefill worker may compute its prompt, and whether a decode worker may."""
         whole, way = any(self._able_whole(live)), self._settings.local_prefill
+        way = "fallback" if live.request.by_prefill else way
         if not whole or way == "always":
             return not whole, whole
         by_prefill = not all(
@@ -165,7 +166,7 @@ class FreePlaces:
 
     def follows(self, live: LiveRequest) -> bool:
         """Whether it waits for the worker that has computed its prompt for a sibling."""
-        by_prefill, whole = self._ways(live)
+        by_prefill, whole = self.ways(live)
         return bool((whole and self._whole_sources(live)) or (by_prefill and self._sources(live)))
 
     def _whole_sources(self, live: LiveRequest) -> list[Worker]:
@@ -221,7 +222,7 @@ class FreePlaces:
             return with_turn
         if live.output or live.avoided:
             return []
-        cached = self.expected(live, own=not self._ways(live)[0])
+        cached = self.expected(live, own=not self.ways(live)[0])
         tokens = len(live.request.token_ids)
         costs = {each: cost_at(self._settings, each, tokens, cached(each)) for each in with_room}
         if inf in costs.values():

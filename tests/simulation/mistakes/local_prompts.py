@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,12 @@ def _keep_pages_of_prompts(release: Any, endings: Any, req: Any) -> None:
         endings.prompts.leave(req)
     else:
         release(endings, req)
+
+
+def _whoever_asks(way: Any, places: Any, live: Any, now: float) -> Any:
+    other = copy(live)
+    other.request = replace(live.request, by_prefill=False)
+    return way(places, other, now)
 
 
 def _never_back() -> Instead:
@@ -123,6 +130,7 @@ MISTAKES: dict[str, Mistakes] = {
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
             )
         },
+        "a prompt that is for prefill goes where all go": {"who computes a prompt": _whoever_asks},
         "a prompt waits for ever for the decode worker that has its prefix": {
             "decode workers that a prompt need not wait past": lambda real, places, live, seconds, _: real(
                 places, live, seconds, live.state_since

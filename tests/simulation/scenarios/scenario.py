@@ -40,6 +40,7 @@ class PlannedRequest:
     cache_salt: str = ""
     session: str = ""
     deadline_seconds: float = 0.0  # until its first token; 0.0: any
+    by_prefill: bool = False  # a prefill worker is to compute its prompt
     group: tuple[str, ...] = ()  # the requests of all siblings, itself among them, in order
     abort_after_seconds: float | None = None
     abort_after_tokens: int | None = None

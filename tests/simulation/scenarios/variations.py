@@ -243,6 +243,19 @@ def local_prompts(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(prefill_workers=0)
 
 
+def prompts_for_prefill(scenario: SimulationScenario) -> SimulationScenario:
+    """In some worlds a third of the clients, siblings together, want their prompts computed by prefill workers."""
+    rng = scenario.random("prompts for prefill")
+    if rng.random() > 0.3:
+        return scenario
+    rids = {planned.group[0] if planned.group else planned.rid for planned in scenario.requests}
+    chosen = {rid for rid in sorted(rids) if rng.random() < 0.3}
+    return scenario.with_requests(
+        replace(planned, by_prefill=(planned.group[0] if planned.group else planned.rid) in chosen)
+        for planned in scenario.requests
+    )
+
+
 def second_thoughts(scenario: SimulationScenario) -> SimulationScenario:
     """Some troubled worlds have clients that give up in crowds, at the first token of a prompt all workers have cached.
 
@@ -456,6 +469,7 @@ VARIATIONS: tuple[Variation, ...] = (
     second_thoughts,
     cells,
     local_prompts,
+    prompts_for_prefill,
     router_drains,
     hangs,
     forgetful,

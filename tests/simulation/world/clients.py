@@ -221,6 +221,7 @@ class Router:
             cache_salt=planned.cache_salt,
             session=planned.session,
             deadline_seconds=planned.deadline_seconds,
+            by_prefill=planned.by_prefill,
             eos_token_ids=EOS_TOKEN_IDS,
         )
         return split_choices(request, planned.group)[number] if planned.group else request

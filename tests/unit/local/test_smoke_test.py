@@ -41,16 +41,13 @@ def router(
     clients: set[object] | None = None,
     api_key: str = "",
     roles: tuple[str, ...] = ("prefill", "decode"),
-    roles_in_a_burst: tuple[str, ...] = (),
-    burst_status: int = 200,
 ) -> Iterator[str]:
     """The URL of a router with these streams; it writes the addresses of its clients into `clients`. With `api_key` it
-    asks for that, but not where it tells of requests. r1 is a chat, r2 a completion, which comes in a burst.
+    asks for that, but not where it tells of requests. Prompts go to prefill workers only where a header asks for it.
     """
     answers = {
         "/v1/models": {"data": [{"id": "tiny"}]},
         "/debug/requests/r1": record(roles, fetched_bytes, link_bytes_per_second),
-        "/debug/requests/r2": record(roles_in_a_burst or roles, fetched_bytes, link_bytes_per_second),
     }
 
     class ScriptedHandler(BaseHTTPRequestHandler):
@@ -64,8 +61,9 @@ def router(
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            status = 200 if "chat" in self.path else burst_status
-            self.answer("".join(f"data: {event}\n\n" for event in events), status)
+            if "prefill" in roles and self.headers["X-Segue-Local-Prefill"] != "never":
+                answers["/debug/requests/r1"] = record(("decode",), 0, 0)
+            self.answer("".join(f"data: {event}\n\n" for event in events))
 
         def answer(self, body: str, status: int = 200) -> None:
             wanted = f"Bearer {api_key}" if api_key and "/debug/" not in self.path else None
@@ -74,7 +72,7 @@ def router(
             if clients is not None:
                 clients.add(self.client_address)
             self.send_response(status)
-            self.send_header("x-segue-request-id", "r1" if "chat" in self.path else "r2")
+            self.send_header("x-segue-request-id", "r1")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body.encode())
@@ -107,27 +105,11 @@ def test_without_prefill_workers_a_request_that_decode_served_alone_passes() -> 
         assert smoke_test(url, url, aggregated=True)[1:] == [
             "request r1 went to decode d, which computed its prompt, too"
         ]
-        said = "no KV moved for request r1: it went to decode d, as did 48 prompts that came 16 at once"
+        said = "no KV moved for request r1: it went to decode d, which computed its prompt, too"
         with pytest.raises(SmokeTestError, match=said):
             smoke_test(url, url)
     with router(WHOLE, 0, roles=()) as url, pytest.raises(SmokeTestError, match="it went to no worker"):
         smoke_test(url, url, aggregated=True)
-
-
-def test_where_decode_computes_a_single_prompt_one_of_a_burst_shows_that_kv_moves() -> None:
-    with router(WHOLE, 4_000_000, roles=("decode",), roles_in_a_burst=("prefill", "decode")) as url:
-        went, moved, _ = smoke_test(url, url)[1:]
-    assert went == "request r2 went to prefill p, then decode d"
-    assert moved.startswith("4000000 bytes of KV moved for it")
-
-
-def test_a_burst_that_the_key_may_not_send_says_that_no_kv_moved() -> None:
-    said = "no KV moved for request r1: it went to decode d"
-    with (
-        router(WHOLE, 1, roles=("decode",), burst_status=429) as url,
-        pytest.raises(SmokeTestError, match=said),
-    ):
-        smoke_test(url, url)
 
 
 def test_a_link_that_is_not_measured_yet_passes() -> None:

@@ -209,6 +209,17 @@ def test_bad_input_gets_a_clear_error_that_names_the_field(
     assert len(router.workers.prefills) == heard
 
 
+@pytest.mark.parametrize(("value", "status"), [("never", 200), ("Never", 200), ("short", 400), ("", 400)])
+def test_the_header_that_asks_for_a_prefill_worker_has_one_value(
+    client: httpx2.Client, value: str, status: int
+) -> None:
+    path, body = completion()
+    response = client.post(path, content=body, headers={"x-segue-local-prefill": value})
+    assert response.status_code == status, response.text
+    if status == 400:
+        assert "X-Segue-Local-Prefill must be never" in error_of(response)["message"]
+
+
 MISSING = [
     ((CHAT, b"{}"), "messages"),
     ((COMPLETIONS, b'{"model": "tiny"}'), "prompt"),

@@ -320,6 +320,19 @@ def test_short_takes_the_way_that_is_sooner_by_rates_queues_and_fetches() -> Non
     assert world.core.counters.local_prompts["sooner"] == 1
 
 
+@pytest.mark.parametrize("local_prefill", ["short", "always"])
+def test_a_prompt_that_is_for_prefill_goes_there_while_a_prefill_worker_is_up(local_prefill: str) -> None:
+    world = deployment(prefill=1, local_prefill=local_prefill)
+    world.loaded("p0", extend_rate=1.0, queued=3, queued_tokens=5000)
+    world.loaded("d0", extend_rate=1000.0)
+    for rid, by_prefill in (("any", False), ("prefill", True)):
+        world.submit(request(rid, by_prefill=by_prefill))
+    assert (world.placed(Serve, "any"), world.placed(Prefill, "prefill")) == ("d0", "p0")
+    world.say("p0", Draining())
+    world.submit(request("none is up", by_prefill=True))
+    assert world.placed(Serve, "none is up") == "d0"
+
+
 def test_short_goes_the_other_way_where_one_has_no_room() -> None:
     world = deployment(prefill=1, local_prefill="short", prefilling_per_slot=0.01)
     world.loaded("p0", extend_rate=1000.0)
@@ -412,6 +425,15 @@ def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_t
     assert not world.sent(Serve, "b")
     world.wait(0.002)
     assert world.placed(Serve, "b") == ({"d0", "d1"} - {here}).pop()
+
+
+def test_what_a_prompt_takes_at_decode_counts_until_the_first_token_and_not_in_front_of_decode() -> None:
+    world = deployment(local_prefill="always")
+    world.submit(request("r"))
+    world.wait(5.0)
+    begun(world, "r")
+    assert world.core._backpressure.first_token_seconds > 0
+    assert world.core._backpressure.prefill_seconds == 0.0
 
 
 def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
