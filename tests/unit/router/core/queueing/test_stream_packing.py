@@ -267,8 +267,8 @@ def test_a_prompt_that_was_begun_in_the_same_pass_may_wait_for_time() -> None:
     world.loaded("d0", running=3, free_pages=100, **IN_HASTE)
     for uid in ("d1", "d2"):
         world.loaded(uid, slots_free=0)
-    for rid in ("r", "s"):
-        world.submit(request(rid, tuple(range(1, 1700))))
+    for rid, first in (("r", 1), ("s", 2)):
+        world.submit(request(rid, tuple(range(first, 1700))))
         assert world.placed(Serve, rid) is None
     in_haste = Load(
         free_pages=LIMITS.pages, slots_free=4, running=3, extend_rate=10.0, extend_rate_alone=100.0
