@@ -2,12 +2,14 @@
 
     python -m tests.benchmarks.bubble [--steps 1000] [--rows 64 256 1024] [--milliseconds 2 5 20] [--rounds 3]
                                       [--device engine] [--clock wall] [--prompt 4000] [--outputs 2000 2000]
+                                      [--instructions]
 
 The real event loop and decode scheduler. A DECODE step takes a fixed time, a PREBUILT step none. The device is virtual,
 or with `--device engine` the CUDA engine's own over a stream on a thread of its own (`timed_engine`). The CPU time of
 Python is real: the clock is the thread's CPU time plus what was waited for the device, a fetch or the links. So no step
 has to be computed, and other work on the machine counts little; the round with the least CPU time is shown. With
-`--clock wall` all of it happens in real time, and whatever else the machine does counts.
+`--clock wall` all of it happens in real time, and whatever else the machine does counts. `--instructions` counts those
+of a step by valgrind, in runs in which Python takes no time: a figure that is the same whatever else the machine does.
 
     python   plan 2 │ launch 2 │ settle 1 │ plan 3 │ launch 3 │ (waits) │ settle 2 │ …
     device   ── step 1 ──┤ idle ├── step 2 ──────────────────────────────┤ …
@@ -20,6 +22,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field
@@ -35,7 +41,6 @@ from shared.scheduling.event_loop import EventLoop
 from shared.wire.sampled import Sampled
 from tests.benchmarks.endless_decode import EndlessRouter, TimedFetcher, WallTime, WorkedTime, Workload
 from tests.benchmarks.schedulers import PAGE_SIZE, decode_scheduler
-from tests.benchmarks.timed_engine import timed_engine
 
 USUAL = Workload()
 WARM_UP_STEPS = 300  # until requests of all ages run
@@ -208,6 +213,8 @@ class BubbleRun:
         self.timeline: IdleRecord
         self._close: Callable[[], None] = _nothing
         if engine:
+            from tests.benchmarks.timed_engine import timed_engine  # needs torch, as nothing else here does
+
             device, stream = timed_engine(clock, rows, pages, PAGE_SIZE, context_len, step_seconds)
             self.counters, self._close, self.timeline = device.counters, device.close, stream
             self.device = CountedDevice(device, clock.cpu)
@@ -262,6 +269,43 @@ def _nothing() -> None:
     """A virtual device has nothing to close."""
 
 
+def run_still(rows: int, step_seconds: float, workload: Workload, steps: int) -> None:
+    """So many steps after the warm-up, while the clock of Python's CPU time stands still."""
+    spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
+    clock = WorkedTime(cpu=lambda: 0.0)
+    run = BubbleRun(rows, step_seconds, overlap=True, clock=clock, workload=workload)
+    run._run_until(WARM_UP_STEPS + steps)
+
+
+def instructions(rows: int, step_seconds: float, workload: Workload, steps: int) -> float:
+    """Instructions of a step: those of a run less those of its warm-up, both counted by valgrind."""
+    counts = []
+    for some in (0, steps):
+        run = f"run_still({rows}, {step_seconds}, {workload!r}, {some})"
+        program = f"from tests.benchmarks.bubble import run_still, Workload; {run}"
+        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        told = subprocess.run(
+            [*command, sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+        found = re.search(r"I +refs: +([0-9,]+)", told)
+        assert found is not None, f"valgrind tells no instructions: {told}"
+        counts.append(int(found[1].replace(",", "")))
+    return (counts[1] - counts[0]) / steps
+
+
+def _print_instructions(
+    rows: Sequence[int], milliseconds: Sequence[float], workload: Workload, steps: int
+) -> None:
+    for count, length in itertools.product(rows, milliseconds):
+        thousands = instructions(count, length / 1000, workload, steps) / 1000
+        sys.stdout.write(f"{count:4d} rows, {length:g} ms: {thousands:,.0f} thousand instructions a step\n")
+
+
 def best_of(rounds: int, run: Callable[[], BubbleRun], steps: int) -> Figures:
     """The round with the least CPU time: other work on the machine only adds."""
     figures = []
@@ -282,8 +326,12 @@ def main() -> None:
     parser.add_argument("--clock", choices=["cpu", "wall"], default="cpu", help="what time is")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--outputs", type=int, nargs=2, default=[2, 500], help="shortest and longest, tokens")
+    parser.add_argument("--instructions", action="store_true", help="count those of a step; needs valgrind")
     given = parser.parse_args()
     workload = Workload(given.prompt, (given.outputs[0], given.outputs[1]))
+    if given.instructions:
+        _print_instructions(given.rows, given.milliseconds, workload, given.steps)
+        return
     clock = WallTime if given.clock == "wall" else WorkedTime
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     sys.stdout.write(
