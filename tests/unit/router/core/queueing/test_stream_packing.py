@@ -267,7 +267,7 @@ def test_a_prompt_that_was_begun_in_the_same_pass_may_wait_for_time() -> None:
     world.loaded("d0", running=3, free_pages=100, **IN_HASTE)
     for uid in ("d1", "d2"):
         world.loaded(uid, slots_free=0)
-    for rid, first in (("r", 1), ("s", 2)):
+    for rid, first in (("r", 1), ("s", 5)):  # prefixes with own workers of their own
         world.submit(request(rid, tuple(range(first, 1700))))
         assert world.placed(Serve, rid) is None
     in_haste = Load(
