@@ -12,9 +12,10 @@ Rates come from what the router sees (`ServiceRate`). One may be wrong after a p
 nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
 has nothing in front of decode, while few others do: one that fills the kv_group holds up nobody else.
 
-Whatever the rate, only tenants that have nothing in front of decode begin anything while a stream of the kv_group is
-*late*: it waits for decode, and its last token came more than `ready_seconds` ago. For a while after that the rate
-bounds what is begun although nothing waits: else all that has waited meanwhile would be begun at once.
+Whatever the rate, only tenants that have nothing in front of decode, and no prompt at a decode worker, begin anything
+while a stream of the kv_group is *late*: it waits for decode, and its last token came more than `ready_seconds` ago.
+For a while after that the rate bounds what is begun although nothing waits: else all that has waited meanwhile would be
+begun at once.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Backpressure:
 
     def full_lanes(self, tenant: Tenant, now: float) -> frozenset[KvGroup]:
         """Lanes where enough requests stand in front of decode, or enough of this tenant, or where a stream is late."""
-        late = self.late_lanes(now) if tenant.before_decode else frozenset[KvGroup]()
+        late = self.late_lanes(now) if tenant.begun else frozenset[KvGroup]()
         return late | {
             kv_group
             for kv_group, rate in self._kv_groups.items()

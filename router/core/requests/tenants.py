@@ -45,6 +45,11 @@ class Tenant:
         return self.live - self.waiting
 
     @property
+    def begun(self) -> int:
+        """Requests of the tenant that are in front of decode, or whose prompt a decode worker computes."""
+        return self.before_decode + self.by_state[RequestState.EXTENDING]
+
+    @property
     def before_decode(self) -> int:
         """Requests of the tenant that tie up, or soon will, pages of a prefill worker."""
         return self.by_state[RequestState.PREFILLING] + self.by_state[RequestState.READY]

@@ -144,10 +144,11 @@ def late_stream(
 ) -> LiveRequest | None:
     """A stream of the kv_group that has waited for decode for so long that nothing more of the tenant is begun.
 
-    The tenant has something in front of decode, `but` not counted.
+    The tenant has something in front of decode or a prompt at a decode worker, `but` not counted.
     """
     live = [each for each in core._requests.live.values() if each is not but]
-    if not any(each.tenant is tenant and each.state in BEFORE_DECODE for each in live):
+    begun = (*BEFORE_DECODE, RequestState.EXTENDING)
+    if not any(each.tenant is tenant and each.state in begun for each in live):
         return None
     late = (
         each

@@ -427,6 +427,24 @@ def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_t
     assert world.placed(Serve, "b") == ({"d0", "d1"} - {here}).pop()
 
 
+def test_while_a_stream_is_late_a_tenant_with_a_prompt_at_decode_begins_nothing_more() -> None:
+    world = deployment(prefill=1, decode=2, ready_seconds=2.0)
+    world.loaded("d0", slots_free=0)
+    world.loaded("d1", free_pages=2)
+    world.submit(request("late", LONG, tenant="a"))
+    world.prefilled("p0", "late", 10)
+    world.wait(2.1)
+    world.say("p0", Draining())
+    for rid, tenant in (("one", "b"), ("two", "b"), ("first", "c")):
+        world.submit(request(rid, tenant=tenant))
+    assert [world.state(rid) for rid in ("late", "one", "two", "first")] == [
+        "ready",
+        "extending",
+        "waiting",
+        "extending",
+    ]
+
+
 def test_what_a_prompt_takes_at_decode_counts_until_the_first_token_and_not_in_front_of_decode() -> None:
     world = deployment(local_prefill="always")
     world.submit(request("r"))
