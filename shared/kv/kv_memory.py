@@ -95,7 +95,9 @@ class KvMemory:
         Where the tree holds a block already under another page, the request keeps its own page until its release,
         because the device's page table names that one.
         """
-        inserted = self.cache.insert(req.token_ids[: req.kv_len], req.pages, req.extra_key, req.priority)
+        whole = req.kv_len // self.page_size * self.page_size
+        tokens = tuple(req.token_ids[:whole])
+        inserted = self.cache.insert(tokens, req.pages, req.extra_key, req.priority)
         self.cache.lock(inserted.node)
         self._unlock(req)
         req.node = inserted.node

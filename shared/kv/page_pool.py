@@ -93,7 +93,7 @@ class PagePool:
         self._transfer(pages, PageState.FREE, state)
         return pages
 
-    def move(self, pages: Iterable[int], before: PageState, after: PageState) -> None:
+    def move(self, pages: Collection[int], before: PageState, after: PageState) -> None:
         """Hand pages from one holder to another; raises `InvariantError` unless each is in `before`."""
         if after not in MOVES.get(before, ()):
             raise InvariantError(f"pages do not move from {before.name} to {after.name}")
@@ -143,14 +143,12 @@ class PagePool:
         if len(pages) != self._counts[state]:
             raise InvariantError(f"{len(pages)} pages in the {name}, but {self._counts[state]} {state.name}")
 
-    def _transfer(self, pages: Iterable[int], before: PageState, after: PageState) -> None:
+    def _transfer(self, pages: Collection[int], before: PageState, after: PageState) -> None:
         codes, code, next_code = self._codes, _CODES[before], _CODES[after]
-        count = 0
         for page in pages:
             if codes[page] != code:
                 met = self.state(page).name
                 raise InvariantError(f"page {page} is {met}, not {before.name} on its way to {after.name}")
             codes[page] = next_code
-            count += 1
-        self._counts[before] -= count
-        self._counts[after] += count
+        self._counts[before] -= len(pages)
+        self._counts[after] += len(pages)
