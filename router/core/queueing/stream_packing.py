@@ -31,6 +31,7 @@ from router.placement_policies import Placement
 PAUSE_SECONDS = 0.5  # that a stream may stand still to make room
 WAITING_SECONDS = 0.1  # that a worker needs for the prompts it has: fewer do not wait
 LEAVING_STREAMS = 4  # streams that leave a worker at a time: each waits for the pages of those before it
+FULL = 0.5  # of the pool of a worker that streams go to
 SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody decoded
 PROMPTS_LOOKED_AT = 64  # of those that wait at the router: whether any waits for the time of workers
 
@@ -155,8 +156,11 @@ class StreamPacking:
         return choice if _streams(choice.worker) >= with_it else None
 
     def _may_fill(self, worker: Worker) -> bool:
-        """Whether it may get more streams: not where balance is about to take some away."""
-        return not self._balance.is_pressed(worker)
+        """Whether it may get more streams: not where balance is about to take some away, and half is for its cache.
+
+        What it fetches drives prefixes out that the prompts of others begin with.
+        """
+        return worker.tokens <= FULL * worker.pool_tokens and not self._balance.is_pressed(worker)
 
     def _pause(self, live: LiveRequest, worker: Worker, now: float) -> float:
         """Seconds until the worker has fetched the pages of the stream, as others of its KV group have lately."""

@@ -20,6 +20,7 @@ from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
 PREFILL = PrefillConfig(chunked_prefill_size=2_048)
 PAGE_BYTES = 16 * 115_000
+AT_PREFILL: dict[str, object] = {"local_prefill": "fallback"}  # so that it is prefill workers that are compared
 
 
 # ---- prefixes that many share ----
@@ -51,8 +52,10 @@ def _affinity(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         decode_workers=2,
         trace=_prefixes(40, 40, seconds),
         seconds=seconds,
+        router=AT_PREFILL,
     )
-    return {"cache_aware": shape, "round_robin": replace(shape, router={"prefill_policy": "round_robin"})}
+    by_turns = AT_PREFILL | {"prefill_policy": "round_robin"}
+    return {"cache_aware": shape, "round_robin": replace(shape, router=by_turns)}
 
 
 def _hits(figures: Mapping[str, Figures]) -> Figures:
@@ -73,6 +76,7 @@ def _shared_prefixes(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         decode_workers=4,
         trace=_prefixes(40, 30, seconds),
         seconds=seconds,
+        router=AT_PREFILL,
     )
     return {
         "forty": shape,

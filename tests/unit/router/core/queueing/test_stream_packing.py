@@ -70,6 +70,16 @@ def test_a_stream_goes_to_the_worker_with_most_streams_behind_its_first_token() 
     assert (world.output("r"), world.core.counters.migrations["migrated", "packed"]) == ([10, 11], 1)
 
 
+def test_it_stays_where_the_pool_of_the_other_worker_is_half_full() -> None:
+    pool = LIMITS.pages * LIMITS.page_size
+    for tokens, moves in ((pool // 2, True), (pool // 2 + 1, False)):
+        world = deployment()
+        world.loaded("d0", running=3, running_tokens=tokens, queued_tokens=40, **IN_HASTE)
+        world.submit(request("r"))
+        begun(world, "r")
+        assert bool(world.sent(Migrate, "r")) == moves
+
+
 def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
     for load in (
         {"queued_tokens": 0, **IN_HASTE},
