@@ -305,7 +305,7 @@ class RouterConfig(ProcessConfig):
         "hold far fewer tokens; total_tokens the one that holds the fewest for its size.",
     )
     local_prefill: LocalPrefill = Field(
-        default="fallback",
+        default="short",
         description="Whether decode workers compute prompts. short: those that they would have computed sooner than "
         "a prefill worker, with the fetch that follows. fallback: while no prefill worker is up that could. "
         "always: prefill workers get none. never: requests wait for a prefill worker.",

@@ -19,10 +19,11 @@ ADMIN_PORT = 8001
 COMPONENTS = ("router", "prefill", "decode")
 READY_SECONDS_MAX = 240
 # One router is enough for most tests; a pod may take long to start where all pods share two cores; and each of two
-# decode pods shall have half of the streams, however far those before have come. The network of the cluster beside the
-# checkout enforces no policies.
+# decode pods shall have half of the streams, however far those before have come. Prefill pods compute the prompts, so
+# that pages travel. The network of the cluster beside the checkout enforces no policies.
 CONFIG = (
     "router.replicas=1,router.config.waitingSecondsMax=120,router.config.decodePolicy=total_requests,"
+    "router.config.localPrefill=fallback,"
     "networkPolicy.verify=false"
 )
 FLAGS = ("--set", CONFIG)

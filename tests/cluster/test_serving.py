@@ -151,10 +151,8 @@ def test_with_no_decode_pod_requests_are_held_until_one_is_back(release: HelmRel
     release.wait_for("decode", 1)
 
 
-def test_prompts_go_the_shorter_way_where_they_may(
-    release: HelmRelease, undisturbed: dict[Plan, str]
-) -> None:
-    """By default prefill pods compute them all."""
+def test_by_default_prompts_go_the_shorter_way(release: HelmRelease, undisturbed: dict[Plan, str]) -> None:
+    """The other tests have prefill pods compute them all."""
     release.upgrade("--set", "router.config.localPrefill=short")
     release.wait_for("router", 1)
     for _ in range(2):  # at first nobody has told how fast it is

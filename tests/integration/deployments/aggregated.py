@@ -1,10 +1,11 @@
-"""The second shape of every deployment of tests: without a prefill worker, decode workers compute prompts, too.
+"""The shapes of deployments of tests: prompts are computed by prefill workers, or all by decode workers.
 
     SEGUE_TEST_AGGREGATED=1 python -m pytest tests/abuse        or `make aggregated`, which names the folders
 
-Tests ask for workers of both roles as ever; `segue up` then starts no prefill worker, and `deployment()` requires of
-metrics at its end that decode workers computed prompts. A test of something that only
-prefill workers do is skipped, and says why.
+Tests ask for workers of both roles. Where they say nothing of `localPrefill`, prefill workers compute all prompts, so
+that pages travel: by default (`short`) an idle decode worker would compute most of them. In the second shape `segue up`
+starts no prefill worker, and `deployment()` requires of metrics at its end that decode workers computed prompts. A test
+of something that only prefill workers do is skipped there, and says why.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ def flags_of_shape(flags: tuple[str, ...]) -> tuple[str, ...]:
         at = given.index("--prefill")
         del given[at : at + 2]
     return (*given, "--prefill", "0")
+
+
+def at_prefill(config: RoleConfigs | None) -> RoleConfigs:
+    """The settings of roles, with prompts computed by prefill workers while some are up, unless they say otherwise."""
+    return {**(config or {}), "router": {"localPrefill": "fallback", **(config or {}).get("router", {})}}
 
 
 def config_of_shape(config: RoleConfigs | None) -> RoleConfigs | None:

@@ -19,7 +19,7 @@ import httpx2
 import openai
 import yaml
 
-from tests.integration.deployments.aggregated import AGGREGATED, config_of_shape, flags_of_shape
+from tests.integration.deployments.aggregated import AGGREGATED, at_prefill, config_of_shape, flags_of_shape
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.running import Running
 from tests.metric_pages import held_in, samples_of
@@ -113,6 +113,7 @@ def deployment(
     """
     port = free_port()
     cheap = () if as_shipped else ("--model", str(cut_model()), "--threads", "1")
+    config = config if as_shipped else at_prefill(config)
     command = segue_up("--router-port", str(port), *cheap, *flags, config=config, environment=environment)
     base_url = f"http://127.0.0.1:{port}/v1"
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
