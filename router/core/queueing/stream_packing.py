@@ -156,11 +156,12 @@ class StreamPacking:
         return choice if _streams(choice.worker) >= with_it else None
 
     def _may_fill(self, worker: Worker) -> bool:
-        """Whether it may get more streams: not where balance is about to take some away, and half is for its cache.
+        """Whether it may get more streams: not where balance is about to take some away, or links are busy for long.
 
-        What it fetches drives prefixes out that the prompts of others begin with.
+        Half of its pool is for its cache: what it fetches drives prefixes out that the prompts of others begin with.
         """
-        return worker.tokens <= FULL * worker.pool_tokens and not self._balance.is_pressed(worker)
+        is_full = worker.tokens > FULL * worker.pool_tokens
+        return not (is_full or worker.seconds_to_fetch() > PAUSE_SECONDS or self._balance.is_pressed(worker))
 
     def _pause(self, live: LiveRequest, worker: Worker, now: float) -> float:
         """Seconds until the worker has fetched the pages of the stream, as others of its KV group have lately."""

@@ -20,7 +20,9 @@ from tests.benchmarks.virtual_cluster.worker import WorkerShape
 
 PREFILL = PrefillConfig(chunked_prefill_size=2_048)
 PAGE_BYTES = 16 * 115_000
-AT_PREFILL: dict[str, object] = {"local_prefill": "fallback"}  # so that it is prefill workers that are compared
+AT_PREFILL: dict[str, object] = {
+    "local_prefill": "fallback"
+}  # so that it is prefill workers that are compared
 
 
 # ---- prefixes that many share ----

@@ -80,6 +80,16 @@ def test_it_stays_where_the_pool_of_the_other_worker_is_half_full() -> None:
         assert bool(world.sent(Migrate, "r")) == moves
 
 
+def test_it_stays_where_the_links_of_the_other_worker_are_busy_for_longer_than_it_may_pause() -> None:
+    for pages, moves in ((50, True), (51, False)):
+        world = deployment()
+        links = {"pages_arriving": pages, "pages_arriving_a_second": 100.0}
+        world.loaded("d0", running=3, queued_tokens=40, **links, **IN_HASTE)
+        world.submit(request("r"))
+        begun(world, "r")
+        assert bool(world.sent(Migrate, "r")) == moves
+
+
 def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
     for load in (
         {"queued_tokens": 0, **IN_HASTE},
