@@ -22,7 +22,7 @@ PREFILL = PrefillConfig(chunked_prefill_size=2_048)
 PAGE_BYTES = 16 * 115_000
 AT_PREFILL: dict[str, object] = {
     "local_prefill": "fallback"
-}  # so that it is prefill workers that are compared
+}  # policies of prefill and of decode are compared
 
 
 # ---- prefixes that many share ----
@@ -160,8 +160,10 @@ def _conversations(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         trace=_turns(20, seconds),
         seconds=seconds,
         warmup_seconds=seconds / 3,
+        router=AT_PREFILL,
     )
-    return {"turns": shape, "total_tokens": replace(shape, router={"decode_policy": "total_tokens"})}
+    by_tokens = AT_PREFILL | {"decode_policy": "total_tokens"}
+    return {"turns": shape, "total_tokens": replace(shape, router=by_tokens)}
 
 
 def _fetched(figures: Mapping[str, Figures]) -> Figures:
