@@ -68,8 +68,6 @@ class Worker:
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
-    turnless_since: float = inf  # when a prompt first found no turn here; inf: it has told of one since
-    turn_due: float = inf  # … and when there was to be one at the latest, by what it told
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
     heard_at: float = 0.0  # when it last said something of a request that it had
@@ -334,8 +332,6 @@ class Worker:
         self.load_number += 1
         self.unreported = AssignedTotals()
         self.ended = AssignedTotals()
-        if self.extends and self.tokens_waiting < STEPS_WAITING * self.hello.limits.extend_tokens:
-            self.turnless_since = inf
         self.changed(self)
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":

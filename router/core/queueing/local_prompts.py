@@ -30,7 +30,6 @@ Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
 WORTH_WAITING = 1.2  # times as long as a worker that has no turn yet: one that takes longer is not worth it
-OVERDUE = 3  # times as long as a worker said it takes until it has a turn: then it is no longer believed
 SOONER = 0.8  # of the way by prefill, where a client has the first token before its pages are fetched
 
 
@@ -151,31 +150,17 @@ class LocalPlacement:
         return None, inf
 
     def _worth(self, live: LiveRequest, seconds: Mapping[Worker, float], now: float) -> list[Worker]:
-        """The workers that have a turn for the prompt, and are not to be waited past.
-
-        A worker whose turn is overdue counts with the time for which it has had none: else one that tells of a turn and
-        never has it would keep prompts from the others.
-        """
-        with_turn = {w: w.has_turn(live.tenant.name, live.need.tokens) for w in seconds}
-        least = WORTH_WAITING * min(
-            (each if with_turn[w] else max(each, self._overdue(w, now)) for w, each in seconds.items()),
-            default=inf,
-        )
+        """The workers that have a turn for the prompt, and are not to be waited past."""
+        least = WORTH_WAITING * min(seconds.values(), default=inf)
+        with_turn = [worker for worker in seconds if worker.has_turn(live.tenant.name, live.need.tokens)]
         worth, live.worth_at = [], inf
-        for worker in [worker for worker, has_turn in with_turn.items() if has_turn]:
+        for worker in with_turn:
             waits_until = live.state_since + seconds[worker] - least if least < inf else -inf
             if seconds[worker] <= least or (now >= waits_until and not worker.tokens_waiting):
                 worth.append(worker)
             elif not worker.tokens_waiting:
                 live.worth_at = min(live.worth_at, waits_until)
         return worth
-
-    def _overdue(self, worker: Worker, now: float) -> float:
-        """Seconds for which a worker has had no turn, if that is far longer than it told; else 0.0."""
-        if worker.turnless_since == inf:
-            worker.turnless_since = now
-            worker.turn_due = now + OVERDUE * self._seconds.computed(worker, 0, 0)
-        return now - worker.turnless_since if now > worker.turn_due else 0.0
 
     def _cached(self, need: Need, own: Worker | None) -> Callable[[Worker], int]:
         """Tokens of a prompt that a decode worker is expected to have.

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
-from router.core.queueing.local_prompts import OVERDUE
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
 from shared.wire.messages import (
@@ -23,7 +22,6 @@ from shared.wire.messages import (
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
-SHORT = tuple(range(1, 61))  # too short for a prefix to have a worker of its own
 LONG = tuple(range(1, 161))  # ten pages, and more than two steps compute
 
 
@@ -454,46 +452,6 @@ def test_what_a_prompt_takes_at_decode_counts_until_the_first_token_and_not_in_f
     begun(world, "r")
     assert world.core._backpressure.first_token_seconds > 0
     assert world.core._backpressure.prefill_seconds == 0.0
-
-
-def waits_beside(queued_tokens: int, rate: float, slower: float, seconds: float) -> bool:
-    """Whether a prompt still waits for a turn at d0 after a while, and not at d1, which is slower and has one."""
-    world = deployment(decode=2)
-    world.loaded("d1", queued_tokens=10, extend_rate=slower)
-    world.loaded("d0", queued=1, queued_tokens=queued_tokens, extend_rate=rate)
-    world.submit(request("r", SHORT))
-    assert not world.sent(Serve), "d0 is to have it far sooner"
-    world.wait(seconds)
-    world.loaded("d1", queued_tokens=9, extend_rate=slower)
-    assert world.placed(Serve, "r") in ("d1", None)
-    return not world.sent(Serve)
-
-
-def test_a_worker_that_never_has_the_turn_it_told_of_keeps_no_prompt_from_others() -> None:
-    takes = (9 + 2 * len(SHORT)) / 100
-    assert waits_beside(queued_tokens=260, rate=1e12, slower=100.0, seconds=takes / 1.2 - 0.1)
-    assert not waits_beside(queued_tokens=260, rate=1e12, slower=100.0, seconds=takes / 1.2 + 0.1)
-
-
-def test_a_turn_that_was_to_take_long_is_waited_for_as_long() -> None:
-    takes, until_turn = (9 + 2 * len(SHORT)) / 20, 780 / 300
-    assert until_turn < takes / 1.2 < OVERDUE * until_turn
-    assert waits_beside(queued_tokens=780, rate=300.0, slower=20.0, seconds=takes / 1.2 + 0.1)
-    assert not waits_beside(queued_tokens=780, rate=300.0, slower=20.0, seconds=OVERDUE * until_turn + 0.1)
-
-
-def test_a_turn_that_a_worker_told_of_is_no_long_wait() -> None:
-    world = deployment(decode=1)
-    worker = world.core.fleet.workers["d0"]
-    world.loaded("d0", queued=1, queued_tokens=260, extend_rate=100.0)
-    world.submit(request("r", LONG))
-    assert worker.turnless_since == world.now
-    world.wait(1.0)
-    world.loaded("d0", queued=1, queued_tokens=250, extend_rate=100.0)
-    assert worker.turnless_since == world.now - 1.0
-    world.loaded("d0", queued=1, queued_tokens=120, extend_rate=100.0)
-    assert world.placed(Serve, "r") == "d0"
-    assert worker.turnless_since > world.now
 
 
 def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
