@@ -81,7 +81,7 @@ class GapLoad:
                 trace=lambda _: iter(first),
                 seconds=1.0,
                 prefill_workers=-(-self.rows // ROWS_OF_PREFILL),
-                router={"tenant_share_max": 1.0},
+                router={"tenant_share_max": 1.0, "local_prefill": "never"},
                 fabric=FabricSpeed(bytes_per_second=self.link),
                 judges_tokens=True,
                 follow_up=follow_up,

@@ -297,7 +297,6 @@ PLACES: dict[str, dict[str, str]] = {
         "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",
         "decode workers that a prompt need not wait past": "_worth",
-        "the own decode worker of a prefix": "_own",
     },
     "router.core.queueing.stream_packing.StreamPacking": {
         "streams are packed": "is_wanted",
