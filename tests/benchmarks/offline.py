@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.offline --model 0.6B                   a GPU; also 14B
     python -m tests.benchmarks.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
+    python -m tests.benchmarks.offline --parts profile                where the time of a step goes, kernel by kernel
 
 The workload is that of nano-vllm and mini-sglang: 256 prompts of 100 to 1,024 random tokens, each with 100 to 1,024
 tokens of output, seed 0, temperature 0.6. `alone` drives one device by hand, EXTEND then DECODE: the line to hold
@@ -34,6 +35,7 @@ from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
+from tests.benchmarks.offline_profile import profiled
 from tests.benchmarks.offline_workers import Part, TwoWorkers
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 
@@ -43,7 +45,7 @@ STEP_BATCHES = (1, 64, 256)
 STEP_CONTEXT = 1024
 STEPS = 50
 SHORTEST = 100
-PARTS = ("steps", "alone", "filtered", "disaggregated")
+PARTS = ("steps", "profile", "alone", "filtered", "disaggregated")
 WITH_TWO_ON_A_GPU = (0.45, 0.9)  # what of it may be in use once a device is loaded: the first leaves half
 FILTERS = {"top_k": 20, "top_p": 0.95}  # of Qwen3's generation_config.json
 _TINY = {
@@ -229,6 +231,43 @@ def measure_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], co
         )
 
 
+def profile_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], context: int) -> None:
+    """Where the device's time goes: in one prompt, in DECODE steps, and in steps that filter."""
+    drawn = Random(2)
+
+    def sequences(batch: int) -> list[Sequence]:
+        return [
+            Sequence(tuple(drawn.randrange(vocab_size) for _ in range(context)), STEPS + 1)
+            for _ in range(batch)
+        ]
+
+    def prompt(these: list[Sequence]) -> None:
+        by_hand.prefill(these)
+        by_hand.finish()
+
+    one = sequences(1)
+    prompt(one)
+    began = perf_counter()
+    prompt(one)
+    say(f"a prompt of {context} tokens: {1e3 * (perf_counter() - began):.2f} ms until its token is read")
+    lines = profiled(f"EXTEND of {context} tokens", 1, lambda: prompt(one))
+    for filters in ({}, FILTERS):
+        by_hand.filters = filters
+        for batch in batches:
+            these = sequences(batch)
+            prompt(these)
+
+            def steps(these: list[Sequence] = these) -> None:
+                by_hand.decode(these)
+                by_hand.finish()
+
+            kind = " that filter" if filters else ""
+            lines += profiled(f"DECODE steps of {batch}{kind}", STEPS, steps)
+    for line in lines:
+        say(line)
+    by_hand.filters = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is measured, and how often."""
@@ -248,10 +287,12 @@ def on_one_device(setting: Setting, make: Callable[[], Platform], parts: set[str
     """The parts that one device is driven by hand for; `make` makes what it is built on."""
     one = setting.load(make(), WITH_TWO_ON_A_GPU[-1])
     by_hand = ByHand(one)
+    batches = tuple(batch for batch in STEP_BATCHES if batch <= len(setting.sequences))
+    context, vocab_size = min(STEP_CONTEXT, setting.context // 4), setting.config.vocab_size
     if "steps" in parts:
-        batches = tuple(batch for batch in STEP_BATCHES if batch <= len(setting.sequences))
-        longest = setting.context // 4
-        measure_steps(by_hand, setting.config.vocab_size, batches, min(STEP_CONTEXT, longest))
+        measure_steps(by_hand, vocab_size, batches, context)
+    if "profile" in parts:
+        profile_steps(by_hand, vocab_size, batches, context)
     for part, name in (("alone", "device alone"), ("filtered", "device alone, top_k 20, top_p 0.95")):
         by_hand.filters = FILTERS if part == "filtered" else {}
         for _ in range(setting.runs if part in parts else 0):

@@ -76,6 +76,8 @@ PARTS = (
     pytest_part("kernels", 3, ARITHMETIC, only="kernels or words or told"),
     pytest_part("device", 4, "tests/gpu/test_cuda_device.py"),
     offline("0.6B", "steps,alone,filtered", 6, "--runs", "2"),
+    offline("0.6B", "profile", 3),
+    Part("deployment", 6, "tests.gpu.deployment", (), ("--model", "tiny", "--device", "cuda-on-cpu", "--small")),
     pytest_part("filters", 3, ARITHMETIC, only="floors"),
     pytest_part("families in bfloat16", 5, ARITHMETIC, only="transformers and bfloat16"),
     Part("attention by layout", 4, "tests.benchmarks.attention", (), ("--rehearse",)),

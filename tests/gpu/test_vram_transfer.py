@@ -32,6 +32,7 @@ PAGES = {"cpu": 48, "cuda": 1024}
 LIMITS = FetchLimits(fetches_max=16, fetch_seconds_max=10.0, quarantine_seconds=5.0)
 LATE_SECONDS = 1.0  # how long bytes are waited for that must not come
 ROUNDS = 3
+SEALED_PAGES = 128  # of a GPU, which copies what is sealed by way of the host
 
 
 @dataclass
@@ -48,7 +49,8 @@ class Between:
         offer = open_offer(network(self.transport), worker_keys(), ("reader", next(epochs)), memory, LEASES)
         self.transfer = Transfer(offer, memory, KV_FORMAT, limits=LIMITS, clock=self.clock)
         self.world = FetchWorld(self.transfer, self.pages, self.clock, self.start_holder)
-        self.everything = tuple(range(PAGES[self.device]))
+        pages = PAGES[self.device]
+        self.everything = tuple(range(min(pages, SEALED_PAGES) if self.transport == "tls" else pages))
 
     def start_holder(self) -> HolderProcess:
         holder = self.new_holder()

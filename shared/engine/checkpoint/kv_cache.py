@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -137,30 +138,40 @@ class KVCache:
 def _host_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Zeroed memory of the host that the device can copy to and from by itself.
 
-    Registered, not allocated by torch: that would take the next power of two of bytes.
+    Registered, not allocated by torch: that would take the next power of two of bytes. It is no longer registered once
+    nobody holds it: the system gives its addresses to others, which could else not be registered.
     """
-    host = _zeros(shape, dtype, "cpu")
-    if device.startswith("cuda") and host.numel():
-        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)
-        if int(error) != 0:
-            raise StartError(
-                f"{host.nbytes / 2**30:.2f} GiB of host pages cannot be pinned (CUDA error {int(error)}): raise the "
-                "limit of locked memory, or lower host_fraction"
-            )
+    if math.prod(shape) == 0 or not device.startswith("cuda"):
+        return _zeros(shape, dtype, "cpu")
+    memory = _mapped(math.prod(shape) * dtype.itemsize)
+    host = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    error = runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)
+    if int(error) != 0:
+        raise StartError(
+            f"{host.nbytes / 2**30:.2f} GiB of host pages cannot be pinned (CUDA error {int(error)}): raise the "
+            "limit of locked memory, or lower host_fraction"
+        )
+    # Called before it is unmapped. A process that ends leaves it to the system.
+    weakref.finalize(memory, runtime.cudaHostUnregister, host.data_ptr()).atexit = False
     return host
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Zeroed memory; on CPU in huge pages where the system has them: attention reads a few KiB at scattered places."""
+    """Zeroed memory."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes == 0 or device != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(_mapped(nbytes), dtype=dtype, count=math.prod(shape)).view(shape)
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    """Zeroed memory of the host, in huge pages where the system has them: attention reads a few KiB here and there."""
     memory = mmap.mmap(-1, nbytes + _PAD_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+    return memory
 
 
 def page_bytes(config: CacheShape, page_size: int, dtype: torch.dtype) -> int:

@@ -112,7 +112,7 @@ def deployment(
     costs a quarter more CPU time where cores are few. `as_shipped`: the whole model, on all cores.
     """
     port = free_port()
-    cheap = () if as_shipped else ("--model", str(cut_model()), "--threads", "1")
+    cheap = () if as_shipped or "--model" in flags else ("--model", str(cut_model()), "--threads", "1")
     config = config if as_shipped else at_prefill(config)
     command = segue_up("--router-port", str(port), *cheap, *flags, config=config, environment=environment)
     base_url = f"http://127.0.0.1:{port}/v1"

@@ -20,7 +20,17 @@ from tests.tidy.source_files import ROOT
 from tests.unit.engine.tiny_models import GPU_FAMILIES, tiny_model
 
 COMPILER = "shared.engine.cuda.aot"
-BESIDE_THE_LOCK = {"pytest", "pytest-timeout", "hypothesis"}  # what runs tests, and what they need
+DEPLOYMENT = "tests.gpu.deployment"
+BESIDE_THE_LOCK = {  # what runs tests, and what they need
+    "pytest",
+    "pytest-timeout",
+    "hypothesis",
+    "pluggy",
+    "iniconfig",
+    "sortedcontainers",
+    "attrs",
+}
+CLIENT = {"openai", "jiter", "distro", "sniffio"}
 Needs = set[tuple[str, int]]  # dtype and head_dim
 
 
@@ -47,6 +57,8 @@ def needs_of(part: parts.Part, folder: Path) -> Needs:
             return {("bfloat16", head_dim) for head_dim in heads_of([FAMILY], folder)}
         case ["offline", model, _]:
             return {dtype_of(model_named(model))}
+        case ["deployment"]:
+            return {dtype_of(model_named("0.6B"))}
         case ["attention", "by", "layout"]:
             return {dtype_of(model_named(model)) for model, _, _ in attention.CASES}
         case ["compile", *_] | ["kernels"] | ["filters"] | ["VRAM", "between", "processes"]:
@@ -103,19 +115,29 @@ class Refusing(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Refusing())
-assert "fastapi" in refused
+assert "jsonschema" in refused
 for name in sys.argv[2:]:
     __import__(name)
 """
 
 
+def locked(name: str) -> set[str]:
+    lock = (ROOT / "images" / f"{name}.lock").read_text(encoding="utf-8")
+    return set(re.findall(r"^([A-Za-z0-9._-]+)==", lock, re.MULTILINE))
+
+
 def test_every_part_imports_with_the_workers_packages_and_those_of_tests_alone() -> None:
-    lock = (ROOT / "images" / "worker-cuda.lock").read_text(encoding="utf-8")
-    allowed = set(re.findall(r"^([A-Za-z0-9._-]+)==", lock, re.MULTILINE)) | BESIDE_THE_LOCK
-    allowed |= {"pluggy", "iniconfig", "sortedcontainers", "attrs"}  # which these need themselves
     modules = [f"tests.gpu.{path.stem}" for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py"))]
-    modules += sorted({part.module for part in parts.PARTS})
-    names = ",".join(sorted(name.lower() for name in allowed))
+    modules += sorted({part.module for part in parts.PARTS} - {DEPLOYMENT})
+    assert_importable(locked("worker-cuda") | BESIDE_THE_LOCK, modules)
+
+
+def test_the_deployment_imports_with_the_routers_packages_and_a_client_as_well() -> None:
+    assert_importable(locked("worker-cuda") | locked("router") | CLIENT, [DEPLOYMENT])
+
+
+def assert_importable(packages: set[str], modules: list[str]) -> None:
+    names = ",".join(sorted(name.lower() for name in packages))
     child = subprocess.run(
         [sys.executable, "-c", REFUSING, names, *modules],
         cwd=ROOT,
