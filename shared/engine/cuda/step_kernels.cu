@@ -82,38 +82,96 @@ __device__ static inline double sum_of_block(double own) {
 
 // ---- kernels ------------------------------------------------------------------------------------------------------
 
-// A block a row. logits float32 [rows, vocab], each row `stride` values behind the one before; slots and tokens int32
-// [rows]; state int32 [slots, STATE_WORDS]. The slot `padding` is not written. NaN counts as -inf, for an answer must be
-// a token: any other number would be read as a row of the embedding.
-extern "C" __global__ void choose_tokens(const float* logits, i64 stride, int vocab, const int* slots, int padding,
-                                         int* state, int* tokens) {
-  const int slot = slots[blockIdx.x];
-  int* own = state + (i64)slot * STATE_WORDS;
-  const float temperature = __int_as_float(own[TEMPERATURE]);
-  const u64 seed = (u64)(unsigned)own[SEED] | (u64)(unsigned)own[SEED + 1] << 32;
-  const u64 position = (u64)(i64)(own[KV_LEN] - own[PROMPT_LEN]);
-  const float* row = logits + blockIdx.x * stride;
+// Choosing a token is three kernels: the highest logit of each part of a row, the best of each part with its noise, and
+// the best of all parts. `parts` blocks share a row, each a part of the vocabulary, so a few rows keep the GPU busy, too.
+// logits float32 [rows, vocab], each row `stride` values behind the one before; slots and tokens int32 [rows]; state int32
+// [slots, STATE_WORDS]; highest and drawn [rows, parts], what one kernel leaves to the next. NaN counts as -inf, for an
+// answer must be a token: any other number would be read as a row of the embedding.
+
+#define AT_ONCE 4  // logits that a thread asks for before it looks at the first: memory answers late
+
+struct Part {
+  const float* row;
+  int begin, end;  // tokens
+};
+
+__device__ static inline Part part_of_block(const float* logits, i64 stride, int vocab, int parts) {
+  const int size = (vocab + parts - 1) / parts, begin = (int)(blockIdx.x % parts) * size;
+  Part part = {logits + (i64)(blockIdx.x / parts) * stride, begin, begin + size < vocab ? begin + size : vocab};
+  return part;
+}
+
+// The AT_ONCE logits that this thread looks at from `first` on; -inf behind the part.
+__device__ static inline void logits_from(Part part, int first, float* values) {
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; ++i) {
+    const int token = first + i * (int)blockDim.x;
+    values[i] = token < part.end ? fmaxf(part.row[token], minus_infinity()) : minus_infinity();
+  }
+}
+
+__device__ static inline Best best_of_parts(const Best* found, int parts) {
   Best best = worst();
-  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-    Best next = {fmaxf(row[token], minus_infinity()), token};
-    best = better(best, next);
+  for (int part = 0; part < parts; ++part) best = better(best, found[part]);
+  return best;
+}
+
+extern "C" __global__ void highest_of_parts(const float* logits, i64 stride, int vocab, int parts, Best* highest) {
+  const Part part = part_of_block(logits, stride, vocab, parts);
+  Best best = worst();
+  for (int first = part.begin + threadIdx.x; first < part.end; first += AT_ONCE * blockDim.x) {
+    float values[AT_ONCE];
+    logits_from(part, first, values);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      Best next = {values[i], first + i * (int)blockDim.x};
+      if (next.token < part.end) best = better(best, next);
+    }
   }
   best = best_of_block(best);
-  if (temperature > 0.0f) {
-    const float highest = best.value;
-    const u64 key = mix(mix(seed) + position * GOLDEN);
-    best = worst();
-    for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-      const float shifted = (fmaxf(row[token], minus_infinity()) - highest) / temperature;
-      if (shifted < HOPELESS) continue;
+  if (threadIdx.x == 0) highest[blockIdx.x] = best;
+}
+
+// Nothing for a row whose temperature is 0.
+extern "C" __global__ void draw_of_parts(const float* logits, i64 stride, int vocab, int parts, const int* slots,
+                                         const int* state, const Best* highest, Best* drawn) {
+  const Part part = part_of_block(logits, stride, vocab, parts);
+  const int row = blockIdx.x / parts;
+  const int* own = state + (i64)slots[row] * STATE_WORDS;
+  const float temperature = __int_as_float(own[TEMPERATURE]);
+  if (!(temperature > 0.0f)) return;
+  const u64 seed = (u64)(unsigned)own[SEED] | (u64)(unsigned)own[SEED + 1] << 32;
+  const u64 position = (u64)(i64)(own[KV_LEN] - own[PROMPT_LEN]);
+  const u64 key = mix(mix(seed) + position * GOLDEN);
+  const float top = best_of_parts(highest + row * parts, parts).value;
+  Best best = worst();
+  for (int first = part.begin + threadIdx.x; first < part.end; first += AT_ONCE * blockDim.x) {
+    float values[AT_ONCE];
+    logits_from(part, first, values);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int token = first + i * (int)blockDim.x;
+      const float shifted = (values[i] - top) / temperature;
+      if (token >= part.end || shifted < HOPELESS) continue;
       Best next = {fmaxf(shifted + gumbel(key, token), minus_infinity()), token};
       best = better(best, next);
     }
-    best = best_of_block(best);
   }
-  if (threadIdx.x != 0) return;
-  tokens[blockIdx.x] = best.token;
-  if (slot != padding) own[LAST_TOKEN] = best.token;
+  best = best_of_block(best);
+  if (threadIdx.x == 0) drawn[blockIdx.x] = best;
+}
+
+// A thread a row. The slot `padding` is not written.
+extern "C" __global__ void choose_tokens(int rows, int parts, const Best* highest, const Best* drawn, const int* slots,
+                                         int padding, int* state, int* tokens) {
+  const int row = blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const int slot = slots[row];
+  int* own = state + (i64)slot * STATE_WORDS;
+  const Best* found = __int_as_float(own[TEMPERATURE]) > 0.0f ? drawn : highest;
+  const int token = best_of_parts(found + row * parts, parts).token;
+  tokens[row] = token;
+  if (slot != padding) own[LAST_TOKEN] = token;
 }
 
 // A block a row of a DECODE step. The slot `padding` is empty and stays so; its table names the page it writes.

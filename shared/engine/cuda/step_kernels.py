@@ -214,6 +214,10 @@ def _read_one(own: NDArray[np.int32], top: int) -> TokenLogprobs:
 
 SOURCE = Path(__file__).with_name("step_kernels.cu")
 _ROW_THREADS = 1024  # a row of logits is long
+_PARTS_MAX = 32  # blocks of a row
+_BEST_WORDS = 2  # a logit and its token
+_BLOCKS_OF_A_PROCESSOR = 2  # of _ROW_THREADS
+_CHOOSE_THREADS = 32
 _PREPARE_THREADS = 128
 _WRITE_THREADS = 256
 
@@ -235,8 +239,10 @@ class Launch(Protocol):
 class CudaKernels:
     """See `StepKernels`. All tensors are contiguous, but rows of `logits` and `page_tables` may lie apart."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, row_blocks: int = 1) -> None:
+        """`row_blocks`: blocks of `_ROW_THREADS` that the GPU runs at a time; few rows are divided among so many."""
         self._launch = launch
+        self._row_blocks = row_blocks
 
     @classmethod
     def compiled(cls, device: torch.device) -> CudaKernels:
@@ -245,7 +251,8 @@ class CudaKernels:
         cubin = compile_for(f"sm_{major}{minor}")
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # torch has made its context by then, which the driver loads into
-            return cls(LoadedKernels(cubin))
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            return cls(LoadedKernels(cubin), _BLOCKS_OF_A_PROCESSOR * processors)
 
     def write_words(self, entries: Tensor, words: Tensor) -> None:
         """See `StepKernels`."""
@@ -290,13 +297,20 @@ class CudaKernels:
         assert logits.dtype == torch.float32
         assert logits.stride(1) == 1
         assert state.shape[1] == STATE_WORDS
+        rows, vocab_size = logits.shape[0], logits.shape[1]
+        parts = max(1, min(self._row_blocks // max(rows, 1), _PARTS_MAX))
+        of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(vocab_size), ctypes.c_int(parts))
+        highest, drawn = torch.empty(2, rows, parts, _BEST_WORDS, dtype=torch.int32, device=logits.device)
+        self._run("highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest)
+        self._run("draw_of_parts", rows * parts, _ROW_THREADS, *of_rows, slots, state, highest, drawn)
         self._run(
             "choose_tokens",
-            len(slots),
-            _ROW_THREADS,
-            logits,
-            ctypes.c_longlong(logits.stride(0)),
-            ctypes.c_int(logits.shape[1]),
+            (rows - 1) // _CHOOSE_THREADS + 1,
+            _CHOOSE_THREADS,
+            ctypes.c_int(rows),
+            ctypes.c_int(parts),
+            highest,
+            drawn,
             slots,
             ctypes.c_int(len(state) - 1),
             state,

@@ -13,7 +13,9 @@ from shared.engine.cuda.step_kernels import SOURCE
 
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _KERNELS = {
-    "choose_tokens": True,
+    "highest_of_parts": True,
+    "draw_of_parts": True,
+    "choose_tokens": False,
     "logprobs": True,
     "prepare_decode": False,
     "write_words": False,

@@ -77,8 +77,9 @@ def any_logits(generator: torch.Generator, rows: int, vocab: int) -> Tensor:
     return logits
 
 
+@pytest.mark.parametrize("parts", [1, 3, 32])
 @pytest.mark.parametrize(("rows", "threads"), [(4000, 1), (40, 32), (40, 64), (4, 1024)], ids=str)
-def test_the_source_chooses_what_torch_chooses(library: Path, rows: int, threads: int) -> None:
+def test_the_source_chooses_what_torch_chooses(library: Path, rows: int, threads: int, parts: int) -> None:
     generator = generator_of(threads)
     vocab = 1009
     logits = any_logits(generator, rows, vocab)
@@ -87,7 +88,7 @@ def test_the_source_chooses_what_torch_chooses(library: Path, rows: int, threads
     slots[-2:] = rows  # padding
     tokens, chosen, expected = torch.full((rows,), -1).int(), state.clone(), state.clone()
     wanted = tokens.clone()
-    CudaKernels(HostLaunch(library, threads)).choose_tokens(logits, slots, chosen, tokens)
+    CudaKernels(HostLaunch(library, threads), rows * parts).choose_tokens(logits, slots, chosen, tokens)
     REFERENCE.choose_tokens(logits, slots, expected, wanted)
     assert torch.equal(tokens, wanted)
     assert torch.equal(chosen, expected)
@@ -248,7 +249,14 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
             raise
         pytest.skip(str(error))
     assert cubin.startswith(b"\x7fELF")
-    for name in (b"choose_tokens", b"prepare_decode", b"write_words", b"logprobs"):
+    for name in (
+        b"highest_of_parts",
+        b"draw_of_parts",
+        b"choose_tokens",
+        b"prepare_decode",
+        b"write_words",
+        b"logprobs",
+    ):
         assert name in cubin
 
 
