@@ -6,6 +6,8 @@ quote.
 
 from __future__ import annotations
 
+import cProfile
+import pstats
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 
 KERNELS_SHOWN = 14
 LONGEST = 96
+FUNCTIONS_SHOWN = 30
 
 
 def profiled(name: str, steps: int, work: Callable[[], None]) -> list[str]:
@@ -42,6 +45,24 @@ def profiled(name: str, steps: int, work: Callable[[], None]) -> list[str]:
         line = f"  {total / steps:8.1f} us a step, {count / steps:6.1f} of {total / count:7.1f} us  {kernel[:LONGEST]}"
         lines.append(line)
     return lines
+
+
+def host_profiled(name: str, times: int, work: Callable[[], None]) -> list[str]:
+    """Lines about the functions that take the host's time, by Python's own profiler: launches of kernels are calls."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(times):
+        work()
+    profile.disable()
+    table = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    order = sorted(table.items(), key=lambda item: -item[1][2])[:FUNCTIONS_SHOWN]
+    return [
+        f"{name}, the host's time by function:",
+        *(
+            f"  {1e6 * own / times:8.1f} us, {calls / times:6.1f} calls  {path[-40:]}:{line} {function[:LONGEST]}"
+            for (path, line, function), (calls, _, own, _, _) in order
+        ),
+    ]
 
 
 def _is_mark(event: Any) -> bool:
