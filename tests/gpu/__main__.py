@@ -77,8 +77,10 @@ PARTS = (
     pytest_part("device", 4, "tests/gpu/test_cuda_device.py"),
     offline("0.6B", "steps,alone,filtered", 6, "--runs", "2"),
     offline("0.6B", "profile", 3),
-    Part("deployment", 6, "tests.gpu.deployment", (), ("--model", "tiny", "--device", "cuda-on-cpu", "--small")),
-    pytest_part("filters", 3, ARITHMETIC, only="floors"),
+    Part(
+        "deployment", 6, "tests.gpu.deployment", (), ("--model", "tiny", "--device", "cuda-on-cpu", "--small")
+    ),
+    pytest_part("filters", 3, ARITHMETIC, only="filters"),
     pytest_part("families in bfloat16", 5, ARITHMETIC, only="transformers and bfloat16"),
     Part("attention by layout", 4, "tests.benchmarks.attention", (), ("--rehearse",)),
     pytest_part("VRAM between processes", 4, "tests/gpu/test_vram_transfer.py"),

@@ -21,9 +21,13 @@ from shared.engine.cuda.step_kernels import (
     ReferenceKernels,
     read_reports,
 )
-from shared.engine.model.ops import Ops
-from shared.engine.model.torch_ops import TorchOps
-from tests.unit.engine.cuda.test_step_kernels import any_logits, any_state, generator_of, integers
+from tests.unit.engine.cuda.test_step_kernels import (
+    any_logits,
+    any_state,
+    assert_filtered_alike,
+    generator_of,
+    integers,
+)
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of
@@ -32,14 +36,6 @@ from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
 WAYS = {"whole": (200,), "in chunks": (50, 1, 33, 107, 1, 1, 7), "after a cached prefix": (128, 72)}
 ROWS, SLOTS, VOCAB = 10_000, 12_000, 4099
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def filter_ops(request: pytest.FixtureRequest) -> tuple[Ops, torch.device]:
-    """FlashInfer's filters on the GPU; plain torch's, which rehearse the test, on CPU."""
-    if request.param == "cuda":
-        return FlashInferOps(flashinfer_package()), request.getfixturevalue("gpu")
-    return TorchOps(), torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -109,45 +105,37 @@ def test_what_is_told_of_tokens_is_the_reference_but_for_the_last_bits(gpu: torc
 
 
 VOCABULARIES = (151_936, 128_256, 32_001)  # of Qwen3, Llama 3, and one that no block size divides
-FILTERED_ROWS = (1, 3, 45, 256)  # FlashInfer takes another kernel for many rows
-REHEARSED_ROWS = 3
-LAUNCHES = 1000  # a race in a barrier is rare, and would hang
+FILTERED_ROWS = (1, 3, 45, 256)
+LAUNCHES = 1000
 
 
 def filters_of(vocab_size: int, rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits [rows, vocab], whose highest is 0, and top_k and top_p of each row, all mixed."""
+    """Logits [rows, vocab]; top_k [rows]; temperature, top_p and the logarithm of min_p [3, rows]: all mixed."""
     logits = torch.randn(rows, vocab_size, generator=generator_of(rows)) * 3
-    logits = logits.to(device)
-    logits -= logits.amax(-1, keepdim=True)
-    top_k = torch.tensor([1, 20, 50, vocab_size], dtype=torch.int32).repeat(rows)[:rows]
+    top_k = torch.tensor([1, 20, 50, vocab_size, 1024, 5000], dtype=torch.int32).repeat(rows)[:rows]
     top_p = torch.tensor([1e-6, 0.5, 0.95, 1.0, 0.95]).repeat(rows)[:rows]
-    return logits, top_k.to(device), top_p.to(device)
+    min_p = torch.tensor([0.0, 0.0, 0.01]).repeat(rows)[:rows]
+    factors = torch.stack([torch.full((rows,), 0.6), top_p, min_p.log()])
+    return logits.to(device), top_k.to(device), factors.to(device)
 
 
 @pytest.mark.parametrize("rows", FILTERED_ROWS)
 @pytest.mark.parametrize("vocab_size", VOCABULARIES)
-def test_floors_are_those_of_plain_torch(
-    filter_ops: tuple[Ops, torch.device], vocab_size: int, rows: int
-) -> None:
-    ops, device = filter_ops
-    if device.type == "cpu" and rows > REHEARSED_ROWS:
-        pytest.skip("a CPU sorts so many rows for minutes")
-    logits, top_k, top_p = filters_of(vocab_size, rows, device)
-    plain = TorchOps()
-    floors, expected = ops.top_k_floor(logits.clone(), top_k), plain.top_k_floor(logits.clone(), top_k)
-    assert torch.equal(floors, expected)
-    # By sums in other orders the last token may be another one: at most one of the tokens at the edge of the nucleus.
-    found, wanted = ops.top_p_floor(logits.clone(), top_p), plain.top_p_floor(logits.clone(), top_p)
-    kept, kept_by_torch = ((logits >= floor.unsqueeze(1)).sum(-1) for floor in (found, wanted))
-    assert int((kept - kept_by_torch).abs().max()) <= 1 + vocab_size // 10_000
-    everything = top_p == 1
-    assert bool((found[everything] == -torch.inf).all())
+def test_filters_exclude_what_plain_torch_excludes(gpu: torch.device, vocab_size: int, rows: int) -> None:
+    logits, top_k, factors = filters_of(vocab_size, rows, gpu)
+    each, found, wanted = torch.arange(rows).int().to(gpu), logits.clone(), logits.clone()
+    CudaKernels.compiled(gpu).filter_rows(found, each, top_k, factors)
+    ReferenceKernels().filter_rows(wanted, each, top_k, factors)
+    # The last bits of exp are another machine's: the nucleus may end one value earlier or later.
+    assert_filtered_alike(*(tensor.cpu() for tensor in (logits, found, wanted, top_k, factors)))
 
 
-def test_floors_are_found_again_and_again(gpu: torch.device) -> None:
-    ops, vocab_size = FlashInferOps(flashinfer_package()), VOCABULARIES[0]
-    logits, top_k, _ = filters_of(vocab_size, 45, gpu)
-    first = ops.top_k_floor(logits, top_k)
+def test_filters_exclude_the_same_again_and_again(gpu: torch.device) -> None:
+    kernels, vocab_size = CudaKernels.compiled(gpu), VOCABULARIES[0]
+    logits, top_k, factors = filters_of(vocab_size, 45, gpu)
+    each, first = torch.arange(45).int().to(gpu), logits.clone()
+    kernels.filter_rows(first, each, top_k, factors)
     for _ in range(LAUNCHES):
-        found = ops.top_k_floor(logits, top_k)
+        found = logits.clone()
+        kernels.filter_rows(found, each, top_k, factors)
     assert torch.equal(found, first)

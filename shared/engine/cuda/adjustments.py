@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.model.ops import Ops
+from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.sampling.sampler import Adjustment
 from shared.wire.sampling_params import SamplingParams
 
@@ -41,15 +41,20 @@ class Adjustments:
     """The parameters of all slots, on the host."""
 
     def __init__(
-        self, slots: int, vocab_size: int, eos_token_ids: Iterable[int], ops: Ops, words: DeviceWords
+        self,
+        slots: int,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        kernels: StepKernels,
+        words: DeviceWords,
     ) -> None:
-        self._ops = ops
+        self._kernels = kernels
         self._words = words
         self._vocab_size = vocab_size
         self._eos_token_ids = frozenset(eos_token_ids)
         self._kinds = np.zeros(slots, dtype=np.uint8)
         self._prompt_lens = np.zeros(slots, dtype=np.int32)
-        self._temperature, self._top_p, self._min_p, self._repetition, self._frequency, self._presence = (
+        self._temperature, self._top_p, self._log_min_p, self._repetition, self._frequency, self._presence = (
             np.zeros(slots, dtype=np.float32) for _ in range(6)
         )
         self._top_k = np.zeros(slots, dtype=np.int32)
@@ -64,11 +69,8 @@ class Adjustments:
             | (_FILTERED if _filters(params) else 0)
         )
         self._prompt_lens[slot] = join.prompt_len
-        self._temperature[slot], self._top_p[slot], self._min_p[slot] = (
-            params.temperature,
-            params.top_p,
-            params.min_p,
-        )
+        self._temperature[slot], self._top_p[slot] = params.temperature, params.top_p
+        self._log_min_p[slot] = float(torch.tensor(params.min_p, dtype=torch.float32).log())
         self._top_k[slot] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
         self._repetition[slot] = params.repetition_penalty
         self._frequency[slot], self._presence[slot] = params.frequency_penalty, params.presence_penalty
@@ -124,11 +126,9 @@ class Adjustments:
 
     def _stage_filters(self, rows: Rows, slots: Rows, staging: Staging) -> _Filters:
         _, numbers = staging.put(_stack([rows, self._top_k[slots]]))
-        factors = [self._temperature[slots], self._top_p[slots], self._min_p[slots]]
+        factors = [self._temperature[slots], self._top_p[slots], self._log_min_p[slots]]
         _, floats = staging.put(np.stack(factors).view(np.int32))
-        ranked = bool((self._top_k[slots] < self._vocab_size).any())
-        shared = bool((self._top_p[slots] < 1).any())
-        return _Filters(self._ops, numbers, floats.view(torch.float32), ranked, shared)
+        return _Filters(self._kernels, numbers, floats.view(torch.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,25 +192,14 @@ class _Addition:
 
 @dataclass(frozen=True, slots=True)
 class _Filters:
-    ops: Ops
+    kernels: StepKernels
     numbers: Tensor  # int32 [2, rows]: rows, top_k
-    floats: Tensor  # float32 [3, rows]: temperature, top_p, min_p
-    ranked: bool  # whether a row has top_k; where none has, the kernel that looks for it is not launched
-    shared: bool  # whether a row has top_p
+    floats: Tensor  # float32 [3, rows]: temperature, top_p, the logarithm of min_p
 
     def __call__(self, logits: Tensor) -> None:
         """Set to -inf what top_k, top_p and min_p exclude."""
         rows, top_k = self.numbers
-        temperature, top_p, min_p = self.floats
-        found = logits.index_select(0, rows)
-        scaled = (found - found.amax(-1, keepdim=True)) / temperature.unsqueeze(1)
-        floor = min_p.log()
-        if self.ranked:
-            floor = torch.maximum(floor, kth := self.ops.top_k_floor(scaled, top_k))
-        if self.shared:
-            ranked = scaled.masked_fill(scaled < kth.unsqueeze(1), -torch.inf) if self.ranked else scaled
-            floor = torch.maximum(floor, self.ops.top_p_floor(ranked, top_p))
-        logits.index_copy_(0, rows.long(), found.masked_fill_(scaled < floor.unsqueeze(1), -torch.inf))
+        self.kernels.filter_rows(logits, rows, top_k, self.floats)
 
 
 def _filters(params: SamplingParams) -> bool:

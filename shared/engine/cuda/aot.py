@@ -62,7 +62,6 @@ def modules(
         Module("flashinfer.jit.norm", "gen_norm_module"),
         Module("flashinfer.jit.rope", "gen_rope_module"),
         Module("flashinfer.jit.activation", "gen_act_and_mul_module", ("silu",)),
-        Module("flashinfer.jit.sampling", "gen_sampling_module"),
         *(
             module
             for dtype, window, head_dim in product(dtypes, (False, True), head_dims)

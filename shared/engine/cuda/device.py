@@ -323,7 +323,7 @@ class CudaDevice:
         _, of_slots = self._staging.put(np.array([self._slots], dtype=np.int32))
         self._staging.upload()
         self._forward.run(extend)
-        self._forward.run(partial(self._sampling.warm_up, self._parts.ops, of_slots))
+        self._forward.run(partial(self._sampling.warm_up, of_slots))
         self._staging.end(self._forward.record())
 
     # ---- results and copies --------------------------------------------------------------------------------------

@@ -215,21 +215,6 @@ class FlashInferOps:
         )
         return q, k
 
-    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
-        """See `Ops`, but the lowest above -inf where fewer than k are.
-
-        torch.topk takes one k for all rows, as a number of the host; sorting 256 rows of 150,000 needs half a GB.
-        """
-        # the k-th highest, its equals, and above; or -inf
-        kept = self._flashinfer.top_k_mask_logits(logits, top_k)
-        return torch.where(kept == -torch.inf, torch.inf, kept).amin(-1)
-
-    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
-        """See `Ops`. Sums are exact, by integers: run after run, and in any batch, the same tokens are held."""
-        shares = self._flashinfer.top_p_renorm_probs(logits.softmax(-1), top_p, is_deterministic=True)
-        floor = torch.where(shares > 0, logits, torch.inf).amin(-1)
-        return torch.where(top_p < 1, floor, -torch.inf)
-
 
 # ---- Torch's streams and events as `Stream` and `Mark`, and CUDA graphs. Has not run on a GPU yet --------------------
 

@@ -25,7 +25,6 @@ from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
-from shared.engine.model.ops import Ops
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.sampling.sampler import ORDER, Adjustment
@@ -88,7 +87,7 @@ class Sampling:
         self._kernels = parts.kernels
         self._words = words
         self._on_logits = on_logits
-        self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, parts.ops, words)
+        self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, parts.kernels, words)
         self._masks = VocabMasks(vocab_size, eos_token_ids, matchers)
         self._reports = ReportBuffers(parts.forward, slots, device)
         self._tops = np.full(slots, -1, dtype=np.int32)
@@ -166,14 +165,14 @@ class Sampling:
             seconds=seconds,
         )
 
-    def warm_up(self, ops: Ops, of_slots: Tensor) -> None:
+    def warm_up(self, of_slots: Tensor) -> None:
         """Do once what no graph has done. On the stream; `of_slots` int32 [1]: the padding slot, on the device."""
         logits = self.logits[:1]
         row, reports = self._each[:1], self._reports.on_device(1)
         bits = torch.full((1, mask_words(logits.shape[1])), -1, dtype=torch.int32, device=row.device)
         self._mask((row, bits), logits)
-        ops.top_k_floor(logits, torch.ones_like(of_slots))
-        ops.top_p_floor(logits, torch.full_like(logits[:, 0], 0.5))
+        factors = torch.full((3, 1), 0.5, device=row.device)
+        self._kernels.filter_rows(logits, row, torch.ones_like(of_slots), factors)
         self._kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
         self._kernels.logprobs(logits, row, self._tokens[:1], row, reports)
 

@@ -67,6 +67,21 @@ __device__ static inline Best best_of_block(Best own) {
   return own;
 }
 
+// ---- the total of a block: whole numbers, so the order of its threads does not matter -------------------------------
+
+// The same for all threads of the block.
+__device__ static inline u64 total_of_block(u64 own) {
+  __shared__ u64 of_warp[32];
+  if (blockDim.x == 1) return own;
+  __syncthreads();  // what an earlier call left has been read
+  for (int lanes = 16; lanes; lanes >>= 1) own += __shfl_xor_sync(~0u, own, lanes);
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = own;
+  __syncthreads();
+  u64 total = 0;
+  for (int warp = 0; warp < (int)blockDim.x / 32; ++warp) total += of_warp[warp];
+  return total;
+}
+
 // ---- the sum of a block, in the order of its threads ---------------------------------------------------------------
 
 // The same for all threads of the block.
@@ -172,6 +187,117 @@ extern "C" __global__ void choose_tokens(int rows, int parts, const Best* highes
   const int token = best_of_parts(found + row * parts, parts).token;
   tokens[row] = token;
   if (slot != padding) own[LAST_TOKEN] = token;
+}
+
+// ---- filters: what top_k, top_p and min_p exclude -------------------------------------------------------------------
+// A row's floor is found by halving: the numbers of 32 bits in the order of floats, and at each bit a look at how much
+// lies at or above. With top_k few tokens matter: the k-th highest of what each thread has as its own highest is a bound
+// that at least k tokens reach. Those that do are kept beside, and looked at instead of the row.
+
+enum { KEPT_MAX = 4096 };
+#define WHOLE 0x1p40f  // a probability of 1, as a whole number
+
+__device__ static inline unsigned key_of(float value) {
+  const unsigned bits = (unsigned)__float_as_int(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ static inline float float_of(unsigned key) {
+  return __int_as_float((int)(key & 0x80000000u ? key & 0x7fffffffu : ~key));
+}
+
+// Logits below the highest, over the temperature: those of a row, or those that are kept.
+struct Scaled {
+  const float* row;
+  int count;
+  float top, temperature;
+  const float* kept;  // null: the row
+};
+
+__device__ static inline float scaled_at(Scaled from, int place) {
+  if (from.kept) return from.kept[place];
+  return (fmaxf(from.row[place], minus_infinity()) - from.top) / from.temperature;
+}
+
+// How many lie at or above `key`, or how probable they are together. Of the block.
+__device__ static inline u64 weight_from(Scaled from, unsigned key, bool probable) {
+  u64 own = 0;
+  for (int place = threadIdx.x; place < from.count; place += blockDim.x) {
+    const float value = scaled_at(from, place);
+    if (key_of(value) >= key) own += probable ? (u64)(expf(value) * WHOLE) : 1;
+  }
+  return total_of_block(own);
+}
+
+// The highest key from which on there is so much; 0 if there never is.
+__device__ static inline unsigned floor_of(Scaled from, bool probable, double wanted) {
+  unsigned key = 0;
+  for (int bit = 31; bit >= 0; --bit) {
+    const unsigned next = key | 1u << bit;
+    if ((double)weight_from(from, next, probable) >= wanted) key = next;
+  }
+  return key;
+}
+
+// A block a row that filters. logits as above; rows and top_k int32 [n], top_k of all tokens excludes none; temperature,
+// top_p, and the logarithm of min_p float32 [n]. What is excluded becomes -inf.
+extern "C" __global__ void filter_rows(float* logits, i64 stride, int vocab, const int* rows, const int* top_k,
+                                       const float* temperature, const float* top_p, const float* log_min_p) {
+  __shared__ float kept[KEPT_MAX];
+  __shared__ int count;
+  float* row = logits + (i64)rows[blockIdx.x] * stride;
+  const Part whole = {row, 0, vocab};
+  Best own = worst();
+  for (int first = threadIdx.x; first < vocab; first += AT_ONCE * blockDim.x) {
+    float values[AT_ONCE];
+    logits_from(whole, first, values);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) own.value = fmaxf(own.value, values[i]);
+  }
+  const float highest = own.value, top = best_of_block(own).value;
+  if (top == minus_infinity()) return;
+  Scaled from = {row, vocab, top, temperature[blockIdx.x], 0};
+  float floor = log_min_p[blockIdx.x];
+  const int k = top_k[blockIdx.x];
+  unsigned ranked = 0;  // the floor of top_k
+  if (k < vocab) {
+    if (k <= (int)blockDim.x) {
+      const unsigned mine = key_of((highest - top) / from.temperature);
+      unsigned bound = 0;
+      for (int bit = 31; bit >= 0; --bit) {
+        const unsigned next = bound | 1u << bit;
+        if (total_of_block(mine >= next) >= (u64)k) bound = next;
+      }
+      if (threadIdx.x == 0) count = 0;
+      __syncthreads();
+      for (int first = threadIdx.x; first < vocab; first += AT_ONCE * blockDim.x) {
+        float values[AT_ONCE];
+        logits_from(whole, first, values);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          const float value = (values[i] - top) / from.temperature;
+          if (first + i * (int)blockDim.x >= vocab || key_of(value) < bound) continue;
+          const int place = atomicAdd(&count, 1);
+          if (place < KEPT_MAX) kept[place] = value;
+        }
+      }
+      __syncthreads();
+      if (count <= KEPT_MAX) {
+        from.kept = kept;
+        from.count = count;
+      }
+    }
+    ranked = floor_of(from, false, (double)k);
+    floor = fmaxf(floor, float_of(ranked));
+  }
+  if (top_p[blockIdx.x] < 1.0f) {
+    const u64 all = weight_from(from, ranked, true);
+    floor = fmaxf(floor, float_of(floor_of(from, true, (double)top_p[blockIdx.x] * (double)all)));
+  }
+  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
+    // NaN is not at or above a floor
+    if (!((row[token] - top) / from.temperature >= floor)) row[token] = minus_infinity();
+  }
 }
 
 // A block a row of a DECODE step. The slot `padding` is empty and stays so; its table names the page it writes.

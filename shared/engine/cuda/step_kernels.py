@@ -1,4 +1,4 @@
-"""The four things of a step that no library does, and the layout of a slot's state that they share.
+"""The five things of a step that no library does, and the layout of a slot's state that they share.
 
 Implemented in torch below and by `CudaKernels` with `step_kernels.cu`, equal bit for bit but for the last of a
 logprob. No kernel looks at a value on the host; what they report is read here.
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.sampling.sampler import gumbel_noise, row_keys
+from shared.engine.sampling.sampler import gumbel_noise, nucleus_floor, row_keys
 from shared.engine.streams import Stream
 from shared.primitives.errors import InvariantError, StartError
 from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs
@@ -67,6 +67,14 @@ class StepKernels(Protocol):
         kv_indices: Tensor,  # int32 [entries], out: kv_indptr[i + 1] - kv_indptr[i] pages of each row's table
     ) -> None:
         """Lay out a DECODE step and lengthen each slot, but the padding one, by one token."""
+
+    def filter_rows(self, logits: Tensor, rows: Tensor, top_k: Tensor, factors: Tensor) -> None:
+        """Set to -inf what top_k, top_p and min_p exclude from some rows of logits float32 [rows, vocab].
+
+        rows and top_k int32 [n], top_k of the vocabulary for all tokens; factors float32 [3, n]: temperature above 0,
+        top_p, and the logarithm of min_p. The shares are those of softmax(logits / temperature); top_p is of what top_k
+        leaves, and equals of the last token stay. A row's result depends on nothing but the row; NaN counts as -inf.
+        """
 
     def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
         """Choose a token for each row into tokens int32 [rows], and into LAST_TOKEN of its slot.
@@ -124,6 +132,18 @@ class ReferenceKernels:
         places = (entries - kv_indptr[rows]).clamp_(max=page_tables.shape[1] - 1)
         pages = page_tables[at[rows], places.long()]
         kv_indices.copy_(torch.where(entries < kv_indptr[-1], pages, kv_indices))
+
+    def filter_rows(self, logits: Tensor, rows: Tensor, top_k: Tensor, factors: Tensor) -> None:
+        """See `StepKernels`."""
+        temperature, top_p, log_min_p = factors
+        found = logits.index_select(0, rows)
+        found = torch.where(found.isnan(), -torch.inf, found)
+        scaled = (found - found.amax(-1, keepdim=True)) / temperature.unsqueeze(1)
+        ranked = scaled.sort(dim=-1, descending=True).values
+        kth = ranked.gather(1, top_k.long().unsqueeze(1) - 1)
+        shared = nucleus_floor(ranked.masked_fill_(ranked < kth, -torch.inf), top_p)
+        floor = torch.maximum(torch.maximum(log_min_p, kth[:, 0]), shared)
+        logits.index_copy_(0, rows.long(), found.masked_fill_(scaled < floor.unsqueeze(1), -torch.inf))
 
     def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
         """See `StepKernels`."""
@@ -291,6 +311,15 @@ class CudaKernels:
             kv_last_page_len,
             kv_indices,
         )
+
+    def filter_rows(self, logits: Tensor, rows: Tensor, top_k: Tensor, factors: Tensor) -> None:
+        """See `StepKernels`."""
+        assert logits.dtype == factors.dtype == torch.float32
+        assert logits.stride(1) == 1
+        temperature, top_p, log_min_p = factors
+        of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(logits.shape[1]))
+        asked = (rows, top_k, temperature, top_p, log_min_p)
+        self._run("filter_rows", len(rows), _ROW_THREADS, *of_rows, *asked)
 
     def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
         """See `StepKernels`."""

@@ -46,12 +46,3 @@ class Ops(Protocol):
         positions [tokens] int32; cos_sin [context_len, rotary_dim] float32, cosines in the first half: so many
         dimensions of each head are rotated, the first ones.
         """
-
-    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
-        """The k-th highest of each row: logits float32 [rows, vocab], top_k int32 [rows] → [rows]."""
-
-    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
-        """The lowest logit of the smallest set that holds `top_p` of softmax(logits), [rows] float32.
-
-        -inf where top_p is 1. Logits of -inf hold nothing.
-        """

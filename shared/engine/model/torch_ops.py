@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shared.engine.model.ops import Linear
-from shared.engine.sampling.sampler import nucleus_floor
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
@@ -97,21 +96,9 @@ class TorchOps:
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-    def top_k_floor(self, logits: Tensor, top_k: Tensor) -> Tensor:
-        """See `Ops`."""
-        return _ranked(logits).gather(1, top_k.long().unsqueeze(1) - 1)[:, 0]
-
-    def top_p_floor(self, logits: Tensor, top_p: Tensor) -> Tensor:
-        """See `Ops`."""
-        return nucleus_floor(_ranked(logits), top_p)
-
 
 def _wide_product(weight: Tensor, x: Tensor) -> Tensor:
     return torch.mm(x, weight.t(), out_dtype=torch.float32)
-
-
-def _ranked(logits: Tensor) -> Tensor:
-    return logits.sort(dim=-1, descending=True).values
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.batch.schedule_batch import SlotJoin
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.sampling.sampler import Sampler, gumbel_noise, row_keys
-from shared.wire.sampling_params import SamplingParams
 
 OPS: Ops = TorchOps()
 EPSILON = 1e-5
@@ -87,44 +84,3 @@ def test_the_head_keeps_logits_apart_that_a_narrow_type_would_round_to_one(dtype
     logits = OPS.head(weight)(torch.tensor([[1.0, 2.0**-12]]).to(dtype))
     assert logits.dtype == torch.float32
     assert logits.tolist() == [[1 + 2.0**-12, 1 + 2.0**-13, 1.0]]
-
-
-def test_top_k_floors_are_the_kth_highest_of_each_row() -> None:
-    logits = drawn(4, VOCAB)
-    logits[1, :30] = -torch.inf
-    top_k = [1, 5, 40, VOCAB]
-    found = OPS.top_k_floor(logits, torch.tensor(top_k, dtype=torch.int32)).tolist()
-    rows = zip(logits.tolist(), top_k, strict=True)
-    assert found == [sorted(row, reverse=True)[k - 1] for row, k in rows]
-
-
-def test_top_p_floors_are_the_lowest_of_the_smallest_set_that_holds_so_much() -> None:
-    logits = 3 * drawn(6, VOCAB) + 200.0  # far from 0: e^200 is beyond float32
-    logits[3, 10:] = -torch.inf
-    top_p = [0.9, 1e-6, 0.5, 0.999, 1.0, 0.3]
-    found = OPS.top_p_floor(logits, torch.tensor(top_p)).tolist()
-    for row, share, floor in zip(logits, top_p, found, strict=True):
-        if share == 1.0:
-            assert floor == -torch.inf
-            continue
-        probabilities = row.double().softmax(-1)
-        held = float(probabilities[row >= floor].sum())
-        assert held >= share - 1e-6
-        assert held - float(probabilities[row == floor].sum()) < share + 1e-6
-        assert floor in row.tolist()
-
-
-def test_floors_choose_the_tokens_that_the_sampler_chooses() -> None:
-    rows, params = 64, SamplingParams(max_new_tokens=64, seed=5, top_k=20, top_p=0.8)
-    sampler = Sampler(slots=1, vocab_size=VOCAB, eos_token_ids=[])
-    sampler.join(SlotJoin(0, (), 0, params, 0))
-    logits, positions = 2 * drawn(rows, VOCAB), torch.arange(rows)
-    expected = sampler.sample(logits.clone(), torch.zeros(rows, dtype=torch.int64), positions)
-    floor = OPS.top_k_floor(logits, torch.full((rows,), params.top_k, dtype=torch.int32))
-    kept = logits.masked_fill(logits < floor.unsqueeze(1), -torch.inf)
-    floor = OPS.top_p_floor(kept, torch.full((rows,), params.top_p))
-    kept = kept.masked_fill(kept < floor.unsqueeze(1), -torch.inf)
-    keys = row_keys(torch.full((rows,), params.seed), positions)
-    found = (kept + gumbel_noise(keys.unsqueeze(1), torch.arange(VOCAB))).argmax(-1)
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, logits.argmax(-1))

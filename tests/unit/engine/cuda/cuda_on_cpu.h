@@ -41,6 +41,14 @@ static inline float __int_as_float(int bits) {
   return value;
 }
 
+static inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline int atomicAdd(int* place, int value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+
 template <class... Arguments, std::size_t... Index>
 static void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<Index...>) {
   kernel(*static_cast<Arguments*>(arguments[Index])...);

@@ -16,6 +16,7 @@ _KERNELS = {
     "highest_of_parts": True,
     "draw_of_parts": True,
     "choose_tokens": False,
+    "filter_rows": True,
     "logprobs": True,
     "prepare_decode": False,
     "write_words": False,

@@ -71,19 +71,6 @@ def test_ops_calls_bind_and_compute_what_torch_ops_do(package: Any) -> None:
     torch.testing.assert_close(ours.linear(matrix, bias)(x), wanted.linear(matrix, bias)(x))
 
 
-def test_floors_are_those_of_torch_ops(package: Any) -> None:
-    torch.manual_seed(1)
-    ours, wanted = FlashInferOps(_bound(package)), TorchOps()
-    logits = torch.randn(40, 50) * 3
-    logits[::3] = logits[::3].round()
-    logits[:, 7:20] = -torch.inf
-    top_k = torch.randint(1, 37, (40,)).int()
-    assert torch.equal(ours.top_k_floor(logits, top_k), wanted.top_k_floor(logits, top_k))
-    top_p = torch.rand(40)
-    top_p[::4] = 1.0
-    assert torch.equal(ours.top_p_floor(logits, top_p), wanted.top_p_floor(logits, top_p))
-
-
 def test_a_missing_package_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.delenv("FLASHINFER_USE_CUDA_NORM", raising=False)
@@ -124,23 +111,11 @@ def _bound(package: Any) -> Any:
         query.copy_(rotated[0])
         key.copy_(rotated[1])
 
-    def top_k_mask_logits(logits: Tensor, top_k: Tensor) -> Tensor:
-        kth = plain.top_k_floor(logits, top_k).unsqueeze(1)
-        return logits.masked_fill(logits < kth, -torch.inf)
-
-    def top_p_renorm_probs(probs: Tensor, top_p: Tensor, is_deterministic: bool) -> Tensor:
-        assert is_deterministic
-        floor = plain.top_p_floor(probs.log(), top_p).unsqueeze(1)
-        kept = probs.masked_fill(probs.log() < floor, 0)
-        return kept / kept.sum(-1, keepdim=True)
-
     functions = (
         rmsnorm,
         fused_add_rmsnorm,
         silu_and_mul,
         apply_rope_with_cos_sin_cache_inplace,
-        top_k_mask_logits,
-        top_p_renorm_probs,
     )
     return SimpleNamespace(**{each.__name__: _binding(package, each) for each in functions})
 

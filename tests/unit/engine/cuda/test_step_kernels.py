@@ -169,6 +169,72 @@ def test_what_is_told_of_a_row_depends_on_nothing_but_the_row(kernels: StepKerne
         assert read_reports(alone, [5], 50_000) == read_reports(crowd[row], [5], 50_000)
 
 
+def asked_filters(generator: torch.Generator, rows: int, vocab: int) -> tuple[Tensor, Tensor]:
+    """top_k int32 [rows], all tokens in a third of them; and temperature, top_p and log(min_p) float32 [3, rows]."""
+    top_k = integers(generator, 1, vocab, rows)
+    top_k[::3] = integers(generator, 1, 40, len(top_k[::3]))
+    top_k[1::3] = vocab
+    temperature, top_p = torch.rand(2, rows, generator=generator)
+    top_p[::4] = 1.0
+    top_p[1::7] = 1e-6
+    min_p = torch.rand(rows, generator=generator) * 0.02
+    min_p[::2] = 0
+    return top_k, torch.stack([temperature + 0.1, top_p, min_p.log()])
+
+
+def assert_filtered_alike(
+    logits: Tensor, found: Tensor, wanted: Tensor, top_k: Tensor, factors: Tensor
+) -> None:
+    """The same tokens stay, as they are. By sums in another order the nucleus may end one value earlier or later."""
+    kept, expected = found.isfinite(), wanted.isfinite()
+    assert torch.equal(found[kept], logits[kept])
+    for row in (kept != expected).any(-1).nonzero()[:, 0].tolist():
+        temperature, top_p, _ = factors[:, row].double()
+        values = logits[row].nan_to_num(-torch.inf).double()
+        ranked = values >= values.sort(descending=True).values[int(top_k[row]) - 1]
+        shares = (values / temperature).masked_fill(~ranked, -torch.inf).softmax(-1)
+        (edge,) = set(values[kept[row] != expected[row]].tolist())
+        ends = shares[values >= edge].sum(), shares[values > edge].sum()
+        assert min(abs(float(end - top_p)) for end in ends) < 1e-6
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(600, 1), (60, 32), (12, 64), (2, 128)], ids=str)
+def test_the_source_excludes_what_torch_excludes(library: Path, rows: int, threads: int) -> None:
+    generator, vocab = generator_of(threads), 5003
+    logits = any_logits(generator, rows + 5, vocab)
+    logits[3] = 2.5  # more equals than are kept beside
+    places = torch.randperm(rows + 5, generator=generator)[:rows].int()
+    top_k, factors = asked_filters(generator, rows, vocab)
+    found, wanted = logits.clone(), logits.clone()
+    CudaKernels(HostLaunch(library, threads)).filter_rows(found, places, top_k, factors)
+    REFERENCE.filter_rows(wanted, places, top_k, factors)
+    at = places.long()
+    assert_filtered_alike(logits[at], found[at], wanted[at], top_k, factors)
+    others = torch.ones(len(logits), dtype=torch.bool).index_fill(0, at, False)
+    assert torch.equal(found[others].nan_to_num(7.0), logits[others].nan_to_num(7.0))
+    assert bool((found[at].isfinite().sum(-1) < logits[at].isfinite().sum(-1)).any())
+
+
+def test_the_filters_are_those_of_the_sampler(kernels: StepKernels) -> None:
+    generator, rows, vocab = generator_of(9), 64, 499
+    params = SamplingParams(max_new_tokens=64, seed=5, temperature=0.8, top_k=20, top_p=0.8, min_p=0.01)
+    sampler = Sampler(slots=1, vocab_size=vocab, eos_token_ids=[])
+    sampler.join(SlotJoin(0, (), 0, params, 0))
+    logits = torch.randn(rows, vocab, generator=generator) * 2
+    slots, positions = torch.zeros(rows, dtype=torch.int64), torch.arange(rows)
+    expected = sampler.sample(logits.clone(), slots, positions)
+    state = torch.zeros(rows + 1, STATE_WORDS, dtype=torch.int32)
+    state[:, SlotWord.SEED], state[:-1, SlotWord.KV_LEN] = params.seed, positions.int()
+    state[:, SlotWord.TEMPERATURE] = torch.tensor([params.temperature]).view(torch.int32)
+    factors = torch.tensor([params.temperature, params.top_p, math.log(params.min_p)]).unsqueeze(1)
+    top_k, each = torch.full((rows,), params.top_k).int(), torch.arange(rows).int()
+    kernels.filter_rows(logits, each, top_k, factors.repeat(1, rows))
+    tokens = torch.empty(rows, dtype=torch.int32)
+    kernels.choose_tokens(logits, each, state, tokens)
+    assert torch.equal(tokens.long(), expected)
+    assert int(logits.isfinite().sum(-1).max()) <= params.top_k
+
+
 def test_a_slot_of_padding_stays_empty_and_gets_a_token(kernels: StepKernels) -> None:
     state = any_state(generator_of(1), slots=2)
     slots, tokens = torch.tensor([2, 0, 2]).int(), torch.full((3,), -1).int()
@@ -250,6 +316,7 @@ def test_nvrtc_compiles_the_kernels(architecture: str) -> None:
         pytest.skip(str(error))
     assert cubin.startswith(b"\x7fELF")
     for name in (
+        b"filter_rows",
         b"highest_of_parts",
         b"draw_of_parts",
         b"choose_tokens",
