@@ -53,14 +53,18 @@ class Foresight:
         return found
 
     def has_pages(self, live: LiveRequest, worker: Worker) -> bool:
-        """Whether the decode worker has pages for it now, beside what is there as it grows; yes if it does not tell."""
+        """Whether the decode worker has pages for it now, beside what is there as it grows; yes if it does not tell.
+
+        A tenant that has nothing there needs only free pages: all else is what others may take as they grow.
+        """
         if worker.load.pages_for_new < 0:
             return True
         load, pages = worker.load, worker.pages_for(live.need.tokens)
         if not (load.queued or load.running or worker.assigned or worker.foreseen):
             return True
         in_front = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
-        return load.pages_for_new - in_front >= pages
+        told = load.free_pages if worker.is_told_of_others(live.tenant.name) else load.pages_for_new
+        return told - in_front >= pages
 
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:
         """Whether a prompt may be begun, and the decode worker with the most room for it; of a handful, or else of all.

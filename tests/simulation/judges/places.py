@@ -190,6 +190,7 @@ class FreePlaces:
             new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
             own = sum(each.tenant == tenant for each in worker.assigned.values())
             pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
+            is_light = len(worker.assigned) > len(new) and not own
             computing = sum(
                 len(each.request.token_ids) + len(each.output)
                 for each in self._core._requests.live.values()
@@ -207,7 +208,10 @@ class FreePlaces:
                 and (
                     live.output
                     or load.pages_for_new < 0
-                    or load.pages_for_new - given - sum(worker.foreseen.values()) >= pages
+                    or (load.free_pages if is_light else load.pages_for_new)
+                    - given
+                    - sum(worker.foreseen.values())
+                    >= pages
                 )
             ):
                 with_room.append(worker)

@@ -89,6 +89,15 @@ def _of_draining_ones(prompt_time: Any, packing: Any) -> Any:
     return found
 
 
+def _beside_all_growth(has_pages: Any, foresight: Any, live: Any, worker: Any) -> bool:
+    """Whoever asks gets what the growth of others leaves, also a tenant that has nothing there."""
+    left = worker.load.pages_for_new
+    tells = left >= 0 and worker.load.running > 0
+    return bool(has_pages(foresight, live, worker)) and not (
+        tells and left < worker.pages_for(live.need.tokens)
+    )
+
+
 def _left(prompts: Any) -> list[Any]:
     return [each for each in prompts.in_order if each.req.launched_len < each.end]
 
@@ -160,6 +169,9 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a stream makes room for prompts again and again": {"a stream is asked to leave": _again},
         "streams make room at a worker that lacks pages": {"a worker may get more streams": gives(True)},
+        "a tenant with nothing at a decode worker waits there for what others leave as they grow": {
+            "a decode worker has pages for a prompt": _beside_all_growth
+        },
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },
 }

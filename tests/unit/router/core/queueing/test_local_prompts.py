@@ -208,6 +208,27 @@ def test_a_prompt_is_begun_only_where_pages_are_left_beside_what_grows() -> None
     assert world.state("r") == "extending"
 
 
+def test_a_tenant_with_nothing_at_a_worker_needs_only_free_pages_there() -> None:
+    world = deployment(waiting_seconds_max=5.0)
+    world.submit(request("first of many", tenant="greedy"))
+    begun(world, "first of many")
+    world.loaded("d0", running=1, free_pages=10, pages_for_new=0)
+    world.submit(request("one more", LONG, tenant="greedy"))
+    world.submit(request("modest", LONG, tenant="modest"))
+    assert [world.state(rid) for rid in ("one more", "modest")] == ["waiting", "extending"]
+
+
+def test_it_gets_them_as_soon_as_the_worker_tells_of_others_and_not_by_what_is_placed_behind_it() -> None:
+    world = deployment(waiting_seconds_max=5.0)
+    world.loaded("d0", running=1, slots_free=3, free_pages=20, pages_for_new=5)
+    world.submit(request("modest", LONG, tenant="modest"))
+    world.submit(request("small", tenant="greedy"))
+    assert [world.state(rid) for rid in ("modest", "small")] == ["waiting", "extending"]
+    told = {"running": 2, "queued_tokens": 3, "slots_free": 2, "pages_arriving": 1}
+    world.loaded("d0", free_pages=19, pages_for_new=0, **told)
+    assert world.state("modest") == "extending"
+
+
 def test_no_room_puts_it_back_into_the_queue_without_a_loss() -> None:
     world = deployment()
     world.submit(request("r"))
