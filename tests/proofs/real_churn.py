@@ -3,8 +3,10 @@
     149 leave, each comes again ─── 12 minutes ─── 1,500 requests, half of them in bursts of a second, one a minute
 
 Half of those that leave are asked to (SIGTERM: their streams go on elsewhere); a quarter is killed; a quarter stands
-still for longer than links may be silent, and is killed then. `segue up` starts each again, so as many join as leave:
-the fleet cannot grow on one machine. A worker that comes has the address of one that left, and nothing else of it.
+still for longer than links may be silent, and is killed then. Who leaves is drawn of those that are ready, and often
+has nothing. So every other one of the killed, the first included, is one that has a stream just then, as the router
+says. `segue up` starts each again, so as many join as leave: the fleet cannot grow on one machine. A worker that comes
+has the address of one that left, and nothing else of it.
 
     python -m tests.proofs.real_churn
     python -m tests.proofs.real_churn --leaves 20 --requests 200 --seconds 100
@@ -40,6 +42,8 @@ from tests.waiting import until
 REFUSED_SECONDS = 5.0
 PATIENCE_SECONDS = 240.0  # of a client, for a whole answer
 STILL_SECONDS = ProcessConfig().silence_seconds + 1.0
+LOOK_SECONDS = 0.01  # between two looks for a stream
+ARRIVED_SECONDS = 0.1  # until the router has got all that a worker has said before it stood still
 NAMES = {signal.SIGTERM: ASKED, signal.SIGKILL: KILLED, signal.SIGSTOP: UNHEARD}
 WAYS = (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)  # in turns
 
@@ -64,9 +68,11 @@ class RealChurn:
     seed: int
     records: list[ClientRecord] = field(default_factory=list)
     left: Counter[str] = field(default_factory=Counter)
+    cut: int = 0  # streams whose worker was killed for having them
     came: set[int] = field(default_factory=set)  # processes that were ready, besides those of the beginning
     _gone: set[int] = field(default_factory=set)  # processes that were asked to leave, or made to
     _over: threading.Event = field(default_factory=threading.Event)
+    _answered: threading.Event = field(default_factory=threading.Event)  # all requests have ended
 
     async def run(self) -> None:
         """Live through it."""
@@ -82,6 +88,7 @@ class RealChurn:
                 self.records.append(record)
                 asked.append(asyncio.create_task(self._ask(client, record)))
             await asyncio.gather(*asked)
+            self._answered.set()
             await churning
         assert len(self.records) == size.requests, "the churn ended before"
 
@@ -110,6 +117,8 @@ class RealChurn:
             while not (ready := self._ready(first)):
                 self._over.wait(0.2)
             victim, how = rng.choice(ready), WAYS[number % len(WAYS)]
+            if how == signal.SIGKILL and number // len(WAYS) % 2 == 0:
+                victim = self._with_a_stream() or victim
             with suppress(ProcessLookupError):
                 os.kill(victim.pid, how)
                 self._gone.add(victim.pid)
@@ -122,6 +131,33 @@ class RealChurn:
             each.join()
         until(self.running.all_linked, 120, "the return of all workers")
         self._ready(first)
+
+    def _with_a_stream(self) -> RunningProcess | None:
+        """A worker that stands still within a stream; None: no request has come to a second token until all ended."""
+        while not self._answered.is_set():
+            live = [each for each in self.records if each.rid and not each.ended_at]
+            for record in sorted(live, key=lambda each: len(each.token_ids) - each.tokens_max):
+                worker = self._decoding(record)
+                if worker is None:
+                    continue
+                os.kill(worker.pid, signal.SIGSTOP)
+                self._over.wait(ARRIVED_SECONDS)
+                if self._decoding(record) == worker:
+                    self.cut += 1
+                    return worker
+                os.kill(worker.pid, signal.SIGCONT)
+            self._over.wait(LOOK_SECONDS)
+        return None
+
+    def _decoding(self, record: ClientRecord) -> RunningProcess | None:
+        """The worker that decodes the request's stream now, and was not told to leave."""
+        url = f"{self.running.admin_url}/debug/requests/{record.rid}"
+        said = httpx2.get(url, timeout=10.0, verify=False).json()
+        if said.get("state") != "decoding":
+            return None
+        uid = said["workers"][-1]["worker"].split("/")[0]
+        decoding = (each for each in self.running.processes("decode") if each.uid == uid)
+        return next((each for each in decoding if each.pid not in self._gone), None)
 
     def _ready(self, first: set[int]) -> list[RunningProcess]:
         """Workers that are ready now and have not been told to leave."""
@@ -177,6 +213,7 @@ def prove(running: LocalDeployment, size: RealChurnSize, seed: int) -> ProofResu
         ),
         {
             "fleet": {how: churn.left[how] for how in LEAVES},
+            "streams whose worker was killed for having them": churn.cut,
             "answered whole": sum(record.completed for record in records),
             "refused, and why": dict(Counter(f"{record.status} {record.error}" for record in refused)),
             "errors within streams": [r.error for r in records if not r.refused and r.error],

@@ -29,6 +29,7 @@ class ClientRecord:
     number: int
     prompt: list[int]
     tokens_max: int
+    rid: str = ""  # the router's name for it, with its first token
     began_at: float = 0.0
     ended_at: float = 0.0
     first: float | None = None  # seconds until the first token
@@ -87,6 +88,7 @@ async def _read(client: openai.AsyncOpenAI, record: ClientRecord) -> None:
     async for chunk in await client.completions.create(
         prompt=record.prompt, stream=True, extra_body=extra, **record.params
     ):
+        record.rid = chunk.id
         for choice in chunk.choices:
             now = monotonic()
             record.finish_reason = choice.finish_reason or record.finish_reason
