@@ -5,7 +5,7 @@
 
 FlashInfer reads a layer of our pages through a strided view. That should cost at most 5 % of what it takes from memory
 where each layer lies by itself. Every layer of a pool as large as in service is read once, in one graph, so that caches
-and address translation are as in a step. Has not run on a GPU yet.
+and address translation are as in a step.
 """
 
 from __future__ import annotations

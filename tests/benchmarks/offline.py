@@ -9,7 +9,7 @@ tokens of output, seed 0, temperature 0.6. `alone` drives one device by hand, EX
 beside an engine that does both on one GPU. `filtered` is the same with the filters that Qwen3 has by itself, top_k 20
 and top_p 0.95, which is what clients of a served Qwen3 get. `disaggregated` has a prefill and a decode worker on the
 GPU, each with its scheduler and loop, and copies KV from one pool to the other; it comes last, for it takes all of the
-GPU twice. None of them has run on a GPU yet.
+GPU twice.
 """
 
 from __future__ import annotations

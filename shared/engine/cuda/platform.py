@@ -72,7 +72,7 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
 
 
 def cuda_platform(deterministic: bool) -> Platform:
-    """FlashInfer on the GPU. Raises `StartError` where there is none, or none that will do. Has not run on one yet."""
+    """FlashInfer on the GPU. Raises `StartError` where there is none, or none that will do."""
     capability = find_gpu()
     if deterministic:
         make_products_deterministic()
@@ -170,7 +170,7 @@ def make_products_deterministic() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-# ---- FlashInfer's kernels, and cuBLAS where torch has the better one. Has not run on a GPU yet -----------------------
+# ---- FlashInfer's kernels, and cuBLAS where torch has the better one -------------------------------------------------
 class FlashInferOps:
     """See `Ops`."""
 
@@ -216,7 +216,7 @@ class FlashInferOps:
         return q, k
 
 
-# ---- Torch's streams and events as `Stream` and `Mark`, and CUDA graphs. Has not run on a GPU yet --------------------
+# ---- Torch's streams and events as `Stream` and `Mark`, and CUDA graphs ----------------------------------------------
 
 
 class CudaMark:
