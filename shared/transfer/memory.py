@@ -134,6 +134,11 @@ class PageMemory:
         """The page that holds the same bytes in every worker; -1: there is none."""
         return self.pages if self.known_pages else -1
 
+    @property
+    def addressable(self) -> bool:
+        """Whether this process reads and writes the bytes in their place; else they are copied."""
+        return self.access.view(self.address, self.page_bytes) is not None
+
     def address_of(self, page: int) -> int:
         """Where the page begins, in bytes."""
         return self.address + page * self.page_bytes
