@@ -21,13 +21,6 @@ WORD_BYTES = 8
 KNOWN_BYTES = bytes(range(1, 252))  # repeated; their number is prime, so a shifted page does not look right
 
 
-class Copies(Protocol):
-    """Copies that were started together and may be under way: until `wait` returns nobody else uses their memory."""
-
-    def wait(self) -> None:
-        """Return when all have ended. Raises what made them fail; then none of them is under way, either."""
-
-
 class PageAccess(Protocol):
     """How this process reads and writes its own KV pages. All but `settle` and `fence` may be called from any thread.
 
@@ -46,27 +39,11 @@ class PageAccess(Protocol):
     def write(self, address: int, content: bytes | memoryview) -> None:
         """Copy the bytes to the address."""
 
-    def start_reads(self, reads: Sequence[tuple[int, memoryview]]) -> Copies:
-        """Begin to copy from each address on into its memory, which is of `buffer`. One wait is for all of them."""
-
-    def start_writes(self, writes: Sequence[tuple[int, memoryview]]) -> Copies:
-        """Begin to copy to each address what is in its memory, which is of `buffer`."""
-
     def settle(self) -> None:
         """Let whatever computes with the pages see the bytes of every read that is DONE."""
 
     def fence(self) -> None:
         """Return when nothing lands any more of what closed readers had begun: a device may copy on its own."""
-
-
-class EndedCopies:
-    """`Copies` that had ended before anybody could ask."""
-
-    def wait(self) -> None:
-        """See `Copies`."""
-
-
-ENDED_COPIES = EndedCopies()
 
 
 class HostAccess:
@@ -87,18 +64,6 @@ class HostAccess:
     def write(self, address: int, content: bytes | memoryview) -> None:
         """See `PageAccess`."""
         view_of(address, len(content))[:] = content
-
-    def start_reads(self, reads: Sequence[tuple[int, memoryview]]) -> Copies:
-        """See `PageAccess`."""
-        for address, into in reads:
-            self.read(address, into)
-        return ENDED_COPIES
-
-    def start_writes(self, writes: Sequence[tuple[int, memoryview]]) -> Copies:
-        """See `PageAccess`."""
-        for address, content in writes:
-            self.write(address, content)
-        return ENDED_COPIES
 
     def settle(self) -> None:
         """See `PageAccess`. Whoever reported DONE has made them visible."""
@@ -133,11 +98,6 @@ class PageMemory:
     def known_page(self) -> int:
         """The page that holds the same bytes in every worker; -1: there is none."""
         return self.pages if self.known_pages else -1
-
-    @property
-    def addressable(self) -> bool:
-        """Whether this process reads and writes the bytes in their place; else they are copied."""
-        return self.access.view(self.address, self.page_bytes) is not None
 
     def address_of(self, page: int) -> int:
         """Where the page begins, in bytes."""

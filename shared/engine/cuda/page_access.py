@@ -1,8 +1,7 @@
 """How a transfer reads and writes KV pages that lie in a tensor, in VRAM above all. Implements `PageAccess`.
 
-Copies go over a stream of their own, so steps in flight neither wait for them nor are waited for. They cost the host
-some microseconds to start and some to wait for, whatever their size, so those of many pieces are started and waited for
-together. Whoever calls owns the pages: they belong to a lease, to a fetch, or are the known page.
+Copies go over a stream of their own and have ended when a call returns, so steps in flight neither wait for them nor
+are waited for. Whoever calls owns the pages: they belong to a lease, to a fetch, or are the known page.
 
     NIC ── writes over PCIe ──► VRAM      DONE is seen by the CPU; `settle` lets kernels see the bytes
     peer's VRAM ── cuda_ipc copy ──► VRAM  runs on a stream of UCX's; `fence` waits for it
@@ -12,7 +11,6 @@ A tensor of the CPU works the same way, without streams: tests and rehearsals ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import Any
@@ -22,7 +20,6 @@ import torch
 from torch import Tensor
 
 from shared.primitives.errors import TransferError
-from shared.transfer.memory import ENDED_COPIES, Copies
 
 log = structlog.get_logger(__name__)
 
@@ -50,21 +47,13 @@ class TorchPageAccess:
 
     def read(self, address: int, into: memoryview) -> None:
         """See `PageAccess`."""
-        self.start_reads([(address, into)]).wait()
+        self._copy(torch.frombuffer(into, dtype=torch.uint8), self._span(address, len(into)))
 
     def write(self, address: int, content: bytes | memoryview) -> None:
         """See `PageAccess`."""
         source = memoryview(content)
         writable = bytearray(source) if source.readonly else source  # torch has no tensors that are read-only
-        self.start_writes([(address, memoryview(writable))]).wait()
-
-    def start_reads(self, reads: Sequence[tuple[int, memoryview]]) -> Copies:
-        """See `PageAccess`."""
-        return self._start([(_tensor_of(into), self._span(address, len(into))) for address, into in reads])
-
-    def start_writes(self, writes: Sequence[tuple[int, memoryview]]) -> Copies:
-        """See `PageAccess`."""
-        return self._start([(self._span(address, len(each)), _tensor_of(each)) for address, each in writes])
+        self._copy(self._span(address, len(source)), torch.frombuffer(writable, dtype=torch.uint8))
 
     def settle(self) -> None:
         """See `PageAccess`. `TransferError` when the driver cannot."""
@@ -90,30 +79,14 @@ class TorchPageAccess:
         )
         return self._bytes[begin : begin + size_bytes]
 
-    def _start(self, copies: list[tuple[Tensor, Tensor]]) -> Copies:
+    def _copy(self, target: Tensor, source: Tensor) -> None:
         with self._own_stream():
-            for target, source in copies:
-                target.copy_(source, non_blocking=True)
-        return ENDED_COPIES if self._stream is None else CudaCopies(self._stream)
+            target.copy_(source, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
 
     def _own_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-
-class CudaCopies:
-    """`Copies` by an event behind all that the stream was given so far."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)
-
-    def wait(self) -> None:
-        """See `Copies`."""
-        self._event.synchronize()
-
-
-def _tensor_of(memory: memoryview) -> Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

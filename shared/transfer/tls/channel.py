@@ -70,12 +70,14 @@ class TlsChannel:
         *,
         sends_with: bytes,
         receives_with: bytes,
+        scratch: memoryview | None = None,
     ):
         self._connection = connection
         self._sending, self._receiving = _Direction(sends_with), _Direction(receives_with)
         self._frame = memoryview(bytearray(_HEADER.size + PORTION_BYTES + TAG_BYTES))
         self._began = monotonic()
-        self.scratch = memoryview(bytearray(PORTION_BYTES))  # for whoever gathers or scatters small pieces
+        # For whoever gathers or scatters small pieces, or copies from and to a device.
+        self.scratch = scratch or memoryview(bytearray(PORTION_BYTES))
 
     @property
     def worn(self) -> bool:

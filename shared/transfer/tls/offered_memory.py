@@ -5,12 +5,9 @@ Every number in a request is the peer's. Knows no sockets and no keys.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from shared.transfer.grants import Grants, Shown, Verdict
 from shared.transfer.memory import PageMemory
 from shared.transfer.tls.protocol import GetPages, Request
-from shared.transfer.tls.staging import StagingRing
 
 
 class OfferedMemory:
@@ -57,13 +54,9 @@ class OfferedMemory:
         """Copy bytes of the page memory."""
         self._pages.access.read(self._pages.address + offset, into)
 
-    def make_ring(self) -> StagingRing | None:
-        """What the bytes pass through on their way out, for one connection; None: they are sent from their place."""
-        return None if self._pages.addressable else StagingRing(self._pages.access)
-
-    def staged_portions(self, ring: StagingRing, request: GetPages) -> Generator[memoryview]:
-        """See `StagingRing.read`."""
-        return ring.read([(self._pages.address + offset, size) for offset, size in request.spans])
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Memory to read into."""
+        return self._pages.access.buffer(size_bytes)
 
     def _is_known(self, request: GetPages) -> bool:
         known = self._pages.known_page * self._pages.page_bytes

@@ -74,10 +74,10 @@ class Piece:
     size_bytes: int
 
 
-def cut_portions(sizes: Sequence[int], portion_bytes: int = PORTION_BYTES) -> Iterator[list[Piece]]:
+def cut_portions(sizes: Sequence[int]) -> Iterator[list[Piece]]:
     """The portions of spans of these sizes, in order."""
     portion: list[Piece] = []
-    room = portion_bytes
+    room = PORTION_BYTES
     for index, size in enumerate(sizes):
         begin = 0
         while begin < size:
@@ -87,6 +87,6 @@ def cut_portions(sizes: Sequence[int], portion_bytes: int = PORTION_BYTES) -> It
             room -= piece.size_bytes
             if room == 0:
                 yield portion
-                portion, room = [], portion_bytes
+                portion, room = [], PORTION_BYTES
     if portion:
         yield portion

@@ -1,13 +1,12 @@
 """The offering end of the TLS transport: answers the reads of workers that its listener has let in.
 
 Each connection has a thread. It takes one request at a time, asks `OfferedMemory` whether it may be answered, and sends
-portions straight out of the page memory; out of a device's memory by way of a `staging` ring. Before each portion it
-looks at the lease again, also before one that is in the ring already. All workers have one key, so reads are counted by
-the address that they come from. A reader that does not read holds one frame, a ring and a socket buffer; after
-`SEND_SECONDS_MAX` without a byte taken its connection ends.
+portions straight out of the page memory; out of a device's memory by way of the scratch buffer. Between two portions it
+looks at the lease again. All workers have one key, so reads are counted by the address that they come from. A reader
+that does not read holds one frame and a socket buffer; after `SEND_SECONDS_MAX` without a byte taken its connection
+ends.
 
-    at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES;
-    with pages of a device also a ring of 2 MiB from the first read of pages on: 256 MiB pinned for all of them
+    at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from shared.primitives.tally import Tally, is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Shown, Verdict
 from shared.transfer.memory import WORD_BYTES
-from shared.transfer.tls.channel import FrameKind, TlsChannel
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
 from shared.transfer.tls.keys import HANDSHAKE_BYTES_MAX, Handshake, TlsError, TlsKeys, Version
 from shared.transfer.tls.offered_memory import OfferedMemory
 from shared.transfer.tls.protocol import (
@@ -45,7 +44,6 @@ from shared.transfer.tls.protocol import (
     cut_portions,
     decode_request,
 )
-from shared.transfer.tls.staging import StagingRing
 
 CONNECTIONS_MAX = 128  # two readers of each of the 64 peers that a worker remembers
 SEND_BUFFER_BYTES = 512 * 1024
@@ -76,7 +74,6 @@ class _Client:
     channel: TlsChannel
     thread: threading.Thread
     shown: Shown = field(default_factory=dict)
-    ring: StagingRing | None = None  # once it has read pages of a device
 
 
 class TlsHolder:
@@ -109,7 +106,10 @@ class TlsHolder:
         """Serve it in a thread; False when there are too many. `RuntimeError`: no thread. In the listener's thread."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         set_timeouts(connection, send_seconds=SEND_SECONDS_MAX, receive_seconds=IDLE_SECONDS_MAX)
-        channel = TlsChannel(connection, sends_with=keys.answers, receives_with=keys.requests)
+        scratch = self._memory.buffer(PORTION_BYTES)
+        channel = TlsChannel(
+            connection, sends_with=keys.answers, receives_with=keys.requests, scratch=scratch
+        )
         thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
         client = _Client(connection, connection.getpeername()[0], keys.version, channel, thread)
         with self._lock:
@@ -169,10 +169,6 @@ class TlsHolder:
         self._count_read(client, answered=verdict is Verdict.GIVEN)
         if verdict is Verdict.GONE:
             client.channel.send(FrameKind.GONE)
-            return
-        client.ring = client.ring or self._memory.make_ring()
-        if client.ring:
-            self._send_staged(client, client.ring, request)
         else:
             self._send_pages(client, request)
 
@@ -183,15 +179,6 @@ class TlsHolder:
                 channel.send(FrameKind.GONE)
                 return
             channel.send(FrameKind.DATA, self._gather(channel, request, portion))
-
-    def _send_staged(self, client: _Client, ring: StagingRing, request: GetPages) -> None:
-        """What was copied while the lease held is sent while it holds, and else dropped."""
-        with contextlib.closing(self._memory.staged_portions(ring, request)) as portions:
-            for portion in portions:
-                if not self._memory.is_open(client.shown, request):
-                    client.channel.send(FrameKind.GONE)
-                    return
-                client.channel.send(FrameKind.DATA, portion)
 
     def _tell_word(self, client: _Client, lease: int) -> None:
         word = self._memory.grants.tell(client.shown, lease)

@@ -2,7 +2,7 @@
 
 The parts: `keys` (TLS 1.3 with the workers' keys), `server` (listens and answers reads), `TlsReader`
 below (reads), `channel` (frames), `protocol` (what may be asked), `offered_memory` and `grants`
-(what is given), `staging` (pages of a device). No UCX, no NIXL, no torch.
+(what is given). No UCX, no NIXL, no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
-from shared.transfer.tls.channel import FrameKind, TlsChannel, cut
+from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel, cut
 from shared.transfer.tls.keys import Handshake, TlsError, Version, make_contexts
 from shared.transfer.tls.offered_memory import OfferedMemory
 from shared.transfer.tls.protocol import (
@@ -37,7 +37,6 @@ from shared.transfer.tls.protocol import (
     encode_request,
 )
 from shared.transfer.tls.server import REFUSAL_BYTES_MAX, TlsHolder, set_timeouts
-from shared.transfer.tls.staging import StagingRing
 from shared.transfer.transfer import describe_holder
 from shared.wire.baton import Baton, Holder, HolderIdentity
 
@@ -47,8 +46,8 @@ log = structlog.get_logger(__name__)
 class TlsOffer:
     """Offers this worker's pages and lease words at one address. Implements `Offer`.
 
-    `address` is numeric, and others reach this worker there. Pages of a device go by way of host memory.
-    `TransferError` when no port is free.
+    `address` is numeric, and others reach this worker there. Pages of a device go by way of host memory, a portion at a
+    time. `TransferError` when no port is free.
     """
 
     def __init__(
@@ -82,12 +81,9 @@ class TlsOffer:
 
 # ---- the reading end of the TLS transport: one generation of reads, closed as a whole. Implements `Reader` -----------
 # Each peer, which is the identity of a holder, has a connection and a thread. The thread takes the reads posted for it
-# in order: ask, then open the portions straight into page memory; into a device's memory by way of a `staging` ring. A
-# read is DONE when its copies have ended. `state` only looks. `close` cuts the connections and waits for the threads,
-# and those for the copies that they have started: nothing is left that could write, so it is a fence.
-#
-# At most `PEERS_MAX` peers, each with a frame and a scratch buffer; with pages of a device a ring of 2 MiB each, which
-# is 128 MiB pinned for all of them, from the first read of pages until the connection is closed.
+# in order: ask, then open the portions straight into page memory; into a device's memory by way of a scratch buffer,
+# from which they are copied at once. `state` only looks. `close` cuts the connections and waits for the threads:
+# nothing is left that could write, so it is a fence.
 #
 # A connection whose keys are worn is left for a fresh one between two reads, which is why reads wait for a handshake
 # once in a while and none is lost.
@@ -137,14 +133,13 @@ class _TlsRead:
 class _PeerConnection:
     """The connection to one holder, and the thread that reads from it. `NotPostedError`: no thread can be started."""
 
-    def __init__(self, name: str, address: TlsAddress, context: ssl.SSLContext, pages: PageMemory):
+    def __init__(self, name: str, address: TlsAddress, context: ssl.SSLContext, scratch: memoryview):
         self.reads_outstanding = 0  # counted by the reader
         self.failed = False
         self._name = name
         self._address = address
         self._context = context
-        self._pages = pages
-        self._ring: StagingRing | None = None  # once it has read pages of a device
+        self._scratch = scratch
         self._queue: queue.SimpleQueue[_TlsRead | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stopped = False
@@ -204,11 +199,8 @@ class _PeerConnection:
         if self._channel and self._channel.worn:
             self._disconnect()
         channel = self._channel or self._connect()
-        if isinstance(read.request, GetPages) and self._pages.addressable:
+        if isinstance(read.request, GetPages):
             _read_pages(channel, read, read.request)
-        elif isinstance(read.request, GetPages):
-            self._ring = self._ring or StagingRing(self._pages.access)
-            _read_staged(channel, read, read.request, self._ring)
         elif self._version is Version.OLDER:
             _read_older_word(channel, read, read.request)
         else:
@@ -225,7 +217,9 @@ class _PeerConnection:
             connection.sendall(handshake.advance(received))
         keys = handshake.keys
         self._version = keys.version
-        self._channel = TlsChannel(connection, sends_with=keys.requests, receives_with=keys.answers)
+        self._channel = TlsChannel(
+            connection, sends_with=keys.requests, receives_with=keys.answers, scratch=self._scratch
+        )
         return self._channel
 
     def _dial(self) -> socket.socket:
@@ -247,7 +241,6 @@ class _PeerConnection:
             raise ConnectionAbortedError("stopped")
 
     def _disconnect(self) -> None:
-        self._ring = None
         with self._lock:
             connection, self._connection, self._channel = self._connection, None, None
         if connection:
@@ -264,18 +257,6 @@ def _read_pages(channel: TlsChannel, read: _TlsRead, request: GetPages) -> None:
         else:
             _receive_other(channel, kind, size)
             return
-
-
-def _read_staged(channel: TlsChannel, read: _TlsRead, request: GetPages, ring: StagingRing) -> None:
-    """When this returns or raises nothing lands any more."""
-    channel.send(FrameKind.REQUEST, encode_request(request))
-    with contextlib.closing(ring.write(read.targets)) as places:
-        for place in places:
-            size, kind = channel.receive_header()
-            if kind != FrameKind.DATA or size != len(place):
-                _receive_other(channel, kind, size)
-                return
-            channel.receive_payload(place)
 
 
 def _check_lease(channel: TlsChannel, read: _TlsRead, request: CheckLease) -> None:
@@ -332,7 +313,7 @@ class TlsReader:
         self._context = context
         self._pages = pages
         self._words = WordTable(slots)
-        self._transport = TLS if pages.addressable else STAGED
+        self._transport = TLS if pages.access.view(pages.address, pages.page_bytes) else STAGED
         self._peers: dict[HolderIdentity, _PeerConnection] = {}  # least recently used first
         self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
         self._reads: dict[int, tuple[_TlsRead, _PeerConnection]] = {}
@@ -405,7 +386,8 @@ class TlsReader:
     def _peer(self, holder: Holder) -> _PeerConnection:
         peer = self._peers.pop(holder.identity, None)
         if peer is None:
-            peer = _PeerConnection(holder.name, address_of(holder), self._context, self._pages)
+            scratch = self._pages.access.buffer(PORTION_BYTES)
+            peer = _PeerConnection(holder.name, address_of(holder), self._context, scratch)
         self._peers[holder.identity] = peer
         if peer.failed:
             raise NotPostedError(f"{holder.name} cannot be read: its connection has failed")

@@ -316,15 +316,6 @@ KV_BOUNDS = (
         place="shared.transfer.tls.channel",
     ),
     Bound(
-        "RING_BYTES",
-        "the device is waited for before a slot is used again",
-        "2 MiB pinned a connection that pages of a device have passed: 256 MiB for all that may read from a worker, "
-        "and 128 MiB for all that it reads from",
-        "tests/unit/transfer/test_tls_staging.py::"
-        "test_a_connection_has_one_ring_from_its_first_read_of_pages_on_and_none_before",
-        place="shared.transfer.tls.staging",
-    ),
-    Bound(
         "FRAMES_MAX",
         "the reader makes another connection before its next read",
         "256 GiB under one key",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import socket
 import ssl
-from dataclasses import replace
 
 import msgspec
 import pytest
 
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
-from shared.transfer.memory import HOST_ACCESS, PageAccess
 from shared.transfer.reader import ReadState, Span
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel
 from shared.transfer.tls.keys import Handshake, TlsContexts, make_contexts
@@ -53,19 +51,17 @@ class EndingMemory(OfferedMemory):
 
 
 class HolderHere:
-    """A holder with pages for three portions, or so many, which are open under one lease."""
+    """A holder with pages for three portions, which are open under one lease."""
 
-    def __init__(
-        self, contexts: TlsContexts = CONTEXTS, pages: int = PAGES, access: PageAccess = HOST_ACCESS
-    ) -> None:
-        self.buffer = PageBuffer(pages)
-        for page in range(pages):
+    def __init__(self, contexts: TlsContexts = CONTEXTS) -> None:
+        self.buffer = PageBuffer(PAGES)
+        for page in range(PAGES):
             self.buffer.fill(page, byte_of(page))
         self.words = Grants(8)
-        self.words.write(LEASE, NONCE, range(pages))
+        self.words.write(LEASE, NONCE, range(PAGES))
         self.words.write(LEASE + 1, OTHER_NONCE, (1,))
         self.counters = KvCounters()
-        self.memory = EndingMemory(replace(self.buffer.memory, access=access), self.words)
+        self.memory = EndingMemory(self.buffer.memory, self.words)
         self.tls = TlsHolder("127.0.0.1", range(1), contexts.holder, self.memory, self.counters)
 
     @property

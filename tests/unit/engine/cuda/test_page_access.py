@@ -36,26 +36,6 @@ def test_bytes_come_into_any_memory_and_out_of_it(pages: TensorPages) -> None:
     assert plain == b"abcbcd"
 
 
-def test_many_pieces_are_copied_both_ways_with_one_wait(pages: TensorPages) -> None:
-    access, address = pages.memory.access, pages.memory.address
-    buffer = access.buffer(9)
-    buffer[:] = b"abcdefghi"
-    access.start_writes([(address + 2000, buffer[:4]), (address + 7, buffer[4:])]).wait()
-    assert int(pages.store.count_nonzero()) == 9
-    into = access.buffer(9)
-    access.start_reads([(address + 7, into[:5]), (address + 2000, into[5:])]).wait()
-    assert bytes(into) == b"efghiabcd"
-
-
-def test_nothing_is_begun_where_one_of_many_pieces_is_outside(pages: TensorPages) -> None:
-    access, address = pages.memory.access, pages.memory.address
-    buffer = access.buffer(2)
-    buffer[:] = b"ab"
-    with pytest.raises(AssertionError, match=r"bytes at .* of 5000"):
-        access.start_writes([(address, buffer[:1]), (address + 5000, buffer[1:])])
-    assert int(pages.store.count_nonzero()) == 0
-
-
 @pytest.mark.parametrize(("offset", "size"), [(-1, 2), (4999, 2), (5000, 1)])
 def test_bytes_outside_of_the_tensor_are_never_touched(pages: TensorPages, offset: int, size: int) -> None:
     with pytest.raises(AssertionError, match=r"bytes at .* of 5000"):
