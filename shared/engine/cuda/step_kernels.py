@@ -228,8 +228,8 @@ def _read_one(own: NDArray[np.int32], top: int) -> TokenLogprobs:
 
 # ---- `StepKernels` by `step_kernels.cu`, compiled at start for the GPU that is there ---------------------------------
 # NVRTC compiles it, so an image needs no nvcc and no header; it and `cuda-bindings` come with torch on CUDA. Products
-# are not fused into sums: tokens are then those of `ReferenceKernels`. Tests compile the same source for CPUs, launch it
-# through the same code, and have NVRTC compile it for four architectures; `tests/gpu` compares on a GPU.
+# are not fused into sums: tokens are then those of `ReferenceKernels`. Tests compile the same source for CPUs, launch
+# it through the same code, and have NVRTC compile it for four architectures; `tests/gpu` compares on a GPU.
 
 
 SOURCE = Path(__file__).with_name("step_kernels.cu")
