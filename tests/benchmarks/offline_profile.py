@@ -31,7 +31,7 @@ def profiled(name: str, steps: int, work: Callable[[], None]) -> list[str]:
     spans: list[tuple[float, float]] = []
     by_name: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not _is_mark(event):
+        if event.device_type.name == "CUDA" and not _is_mark(event):
             spans.append((event.time_range.start, event.time_range.end))
             by_name[event.name].append(event.time_range.elapsed_us())
     busy, span = _union(spans)
