@@ -1,8 +1,6 @@
 """A prefill and a decode worker on one device, in one process: schedulers, loops and leases as in service.
 
-What is left out are sockets and the router: requests all come at once, and KV is copied from pool to pool. No request
-may have a filter: FlashInfer keeps one buffer a GPU for the barrier of its top_k kernel, and the steps of two devices
-of one process that filter at once would wait for each other for ever. In service each process has one device.
+What is left out are sockets and the router: requests all come at once, and KV is copied from pool to pool.
 """
 
 from __future__ import annotations
