@@ -275,9 +275,8 @@ class PlacementPolicy:
     """How it chooses, and what placement does for it."""
 
     choose: Choose
-    reads_prefixes: bool = (
-        False  # the index has workers of its role, and a handful has those with most of a prompt
-    )
+    # the index has workers of its role, and a handful has those with most of a prompt
+    reads_prefixes: bool = False
     keeps_sessions: bool = False  # a request with a session has the whole fleet as candidates
 
 

@@ -63,9 +63,8 @@ class RouterShell:
         self._loop = asyncio.get_running_loop()
         self._sinks: dict[str, TokenSink] = {}
         self._timer: asyncio.Handle | None = None
-        self._timer_at: float | None = (
-            None  # remembered here: uvloop's handle of a deadline that is due has no `when`
-        )
+        # remembered here: uvloop's handle of a deadline that is due has no `when`
+        self._timer_at: float | None = None
         self._pass = EffectPass(core, self, self._set_timer)
         self._on_broken = on_broken
         self._broken = False

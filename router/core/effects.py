@@ -28,14 +28,12 @@ class ClientRequest:
     priority: int = 0  # higher goes first
     cache_salt: str = ""  # requests of different salts share no prefix cache; reveals nothing of the client's
     deadline_seconds: float = 0.0  # until its first token; 0.0: the client asked for none
-    by_prefill: bool = (
-        False  # its prompt goes to a prefill worker while one is up, whatever `local_prefill` says
-    )
+    # its prompt goes to a prefill worker while one is up, whatever `local_prefill` says
+    by_prefill: bool = False
     session: str = ""  # requests of one session prefer one worker (policy follow_bootstrap_room)
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
-    sampling_group: str = (
-        ""  # rid of the first of all requests of this prompt, as `n` asks for them; empty: it is alone
-    )
+    # rid of the first of all requests of this prompt, as `n` asks for them; empty: it is alone
+    sampling_group: str = ""
 
     @property
     def charged_tokens(self) -> int:

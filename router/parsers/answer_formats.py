@@ -62,9 +62,8 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
     marker: str  # in a chat template, if the model writes so
     fields: dict[str, dict[str, Any]]
     special_tokens: list[str] = []  # its marks that are special tokens in some models
-    body: Body = (
-        "value"  # what stands in a call: JSON for `call_scanner`, or what the field's content parser reads
-    )
+    # what stands in a call: JSON for `call_scanner`, or what the field's content parser reads
+    body: Body = "value"
     body_end: str = ""  # stands behind what the content parser reads
     close: str = ""  # stands behind a call
     writings: list[

@@ -122,9 +122,8 @@ class Prefill(Message, frozen=True):
     priority: int = 0
     extra_key: Name = ""  # keeps caches apart: adapters, tenants
     tenant: Name = ""  # opaque, the same from all routers; tenants share the worker fairly
-    scored_len: int = (
-        0  # the first tokens of the prompt, whose logprobs the router has if they were asked for
-    )
+    # the first tokens of the prompt, whose logprobs the router has if they were asked for
+    scored_len: int = 0
 
 
 class Renew(Message, frozen=True):
@@ -229,9 +228,8 @@ class Joined(Message, frozen=True):
     cached_tokens: Count
     fetch_seconds: Seconds
     transport: Name = ""  # of the link to the holder; empty: nothing fetched, or the link not measured
-    link_bytes_per_second: BytesPerSecond = (
-        0.0  # best of the last fetches of at least 1 MiB; 0: there was none
-    )
+    # best of the last fetches of at least 1 MiB; 0: there was none
+    link_bytes_per_second: BytesPerSecond = 0.0
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

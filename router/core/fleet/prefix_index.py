@@ -164,9 +164,8 @@ class Hits:
         workers: dict[str, _WorkerBlocks],
         roles: Mapping[str, int],
     ):
-        self._steps = (
-            steps  # tokens, and the bits of the workers that have so many or more; the longest first
-        )
+        # tokens, and the bits of the workers that have so many or more; the longest first
+        self._steps = steps
         self._peers = peers
         self._workers = workers
         self._roles = roles

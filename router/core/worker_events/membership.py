@@ -31,9 +31,8 @@ class Membership:
         counters: RouterCounters,
         effects: list[RouterEffect],
     ):
-        self.router_drains = (
-            False  # from then on no role counts as missing: workers may end along with the router
-        )
+        # from then on no role counts as missing: workers may end along with the router
+        self.router_drains = False
         self._fleet = fleet
         self._requests = requests
         self._reservations = reservations

@@ -68,9 +68,8 @@ class ResponseStream:
         self.backlog_bytes = 0  # of pieces that the client's connection has not taken
         self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = (
-            None  # one for many waits: to set one costs more than to wait
-        )
+        # one for many waits: to set one costs more than to wait
+        self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf  # when the wait under way has been long enough
 
     @property

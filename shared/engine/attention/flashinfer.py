@@ -316,9 +316,8 @@ class FlashInferDecode:
         self._attention = attention
         self._batch = batch
         self._wrappers = wrappers
-        self._captured: list[list[int]] | None = (
-            None  # what the graph keeps: of the first plan, before its capture
-        )
+        # what the graph keeps: of the first plan, before its capture
+        self._captured: list[list[int]] | None = None
 
     def plan(self, kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
         """See `DecodeAttention`."""

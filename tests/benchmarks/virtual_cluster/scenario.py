@@ -15,9 +15,8 @@ ROUTERS = (1, 2, 4)  # a scenario of several pods is run with as many, beside as
 class ScenarioSize:
     """1 is what docs/lab/load.md shows."""
 
-    fleet: float = (
-        1.0  # pods of a fleet, and the requests that come in a second; a scenario of a few pods has no other
-    )
+    # pods of a fleet, and the requests that come in a second; a scenario of a few pods has no other
+    fleet: float = 1.0
     length: float = 1.0  # seconds in which requests come
 
 

@@ -41,9 +41,8 @@ async def run() -> None:
                 include_usage=True,
             )
             agent = Agent(name="guide", instructions="Help.", model=model, tools=[weather])
-            agent.model_settings = (
-                settings  # the first call is forced; the agent sets the choice back after it
-            )
+            # the first call is forced; the agent sets the choice back after it
+            agent.model_settings = settings
             before = len(asked)
             result = await Runner.run(agent, "What is the weather in Oslo?", max_turns=4)
             assert len(asked) > before, "the tool was never called"

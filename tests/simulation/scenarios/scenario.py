@@ -78,9 +78,8 @@ class ScenarioSizes:
     init_new_token_ratio: float = 0.7
     max_queued_requests: int = 64
     waiting_seconds_max: float = 300.0  # so patient that nothing fails in a calm world, however full it is
-    worker_return_seconds: float = (
-        150.0  # a worker that drains in a calm world is gone for `drain_seconds` first
-    )
+    # a worker that drains in a calm world is gone for `drain_seconds` first
+    worker_return_seconds: float = 150.0
     request_seconds_max: float = 0.0
     losses_max: int = 3
     loss_seconds: float = 1.0

@@ -51,9 +51,8 @@ class SimulatedClient:
     ended_at: float | None = None  # seconds
     attempts: int = 0  # that its router needed
     came_at: float = 0.0  # when its router heard of it, in seconds
-    deceived: bool = (
-        False  # a worker has lied about it: its tokens may be wrong, but not more than it asked for
-    )
+    # a worker has lied about it: its tokens may be wrong, but not more than it asked for
+    deceived: bool = False
     cut: bool = False  # its router has ended the answer: it drained for long enough, or was stopped
 
     @property
