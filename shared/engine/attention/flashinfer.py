@@ -9,8 +9,7 @@ numbers that `plan` returned: where the parts of the plan lie, and how many bloc
 mode they depend on the batch size alone; it is checked at every plan all the same, as TensorRT-LLM found it was not
 always so (TensorRT-LLM#18002). EXTEND runs eagerly.
 
-Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh), whose plans 0.6.14 has as well. Nothing
-here has run on a GPU yet.
+Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh), whose plans 0.6.14 has as well.
 """
 
 from __future__ import annotations

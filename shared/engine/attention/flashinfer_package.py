@@ -1,7 +1,9 @@
 """The one place that imports FlashInfer: only on a GPU, and with what it reads from the environment at import.
 
-It also names the versions that must not serve. A faulty kernel is no exception that could be caught: it computes other
-tokens, or it never ends, and the GPU looks busy.
+The range in pyproject.toml begins with the one version whose attention has run on a GPU. What Segue does not call is no
+reason for it: filters that can hang below 0.6.14 (flashinfer#3610), products of experts that can in it
+(flashinfer#3971). From 0.6.15 attention over pages reckons the places of values apart from those of keys
+(flashinfer#3684), which is slower until flashinfer#4736.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,30 +20,8 @@ from shared.primitives.errors import StartError
 ARCHS_FILE = "archs.txt"  # of a folder of compiled modules: what they have code for
 
 
-@dataclass(frozen=True, slots=True)
-class BadVersions:
-    """Versions of FlashInfer with a fault in what Segue calls."""
-
-    versions: str  # as in a requirement
-    fault: str
-    issue: str
-
-
-# What is merely slow is not here: from 0.6.15, attention over pages reckons the places of values apart from those of
-# keys (flashinfer#3684), until flashinfer#4736. Nor is what Segue does not call, as the products of experts that can
-# hang in 0.6.14 (flashinfer#3971).
-BAD_VERSIONS = (
-    BadVersions(
-        "<0.6.14",
-        "its top_k filter can hang the GPU for ever at vocabularies of some 57,000 tokens and more: a block resets the "
-        "barrier that others still wait at",
-        "flashinfer#3610",
-    ),
-)
-
-
 def flashinfer_package() -> Any:
-    """The package `flashinfer`. Raises `StartError` if it cannot be imported, or is one of `BAD_VERSIONS`."""
+    """The package `flashinfer`. Raises `StartError` if it cannot be imported."""
     # Its norms would else be compiled by nvidia-cutlass-dsl, which Segue does not install.
     os.environ["FLASHINFER_USE_CUDA_NORM"] = "1"
     try:
@@ -51,21 +30,7 @@ def flashinfer_package() -> Any:
         raise StartError(
             f"FlashInfer cannot be imported ({error}): install segue[cuda], or use device cpu"
         ) from None
-    check_version(flashinfer.__version__)
     return flashinfer
-
-
-def check_version(version: str) -> None:
-    """Raises `StartError` for a version of FlashInfer that is known to be bad."""
-    # FlashInfer requires the package: a router need not have it
-    from packaging.specifiers import SpecifierSet
-
-    for bad in BAD_VERSIONS:
-        if SpecifierSet(bad.versions).contains(version, prereleases=True):
-            raise StartError(
-                f"FlashInfer {version} must not serve: {bad.fault} ({bad.issue}). Install the version of "
-                "images/worker-cuda.lock, or use device cpu"
-            )
 
 
 def aot_folder() -> Path:

@@ -1,7 +1,7 @@
 """How much of the GPU's memory FlashInfer's plans and kernels take, reckoned before anything is allocated.
 
 FlashInfer ends with an error of its own where a workspace is too small, after the weights were loaded. Read in 0.6.14:
-`DecodePlan` and `PrefillPlan` of scheduler.cuh, `FA2DetermineCtaTileQ` of utils.cuh. Nothing here has run on a GPU yet.
+`DecodePlan` and `PrefillPlan` of scheduler.cuh, `FA2DetermineCtaTileQ` of utils.cuh.
 """
 
 from __future__ import annotations

@@ -203,7 +203,10 @@ class _Filters:
 
 
 def _filters(params: SamplingParams) -> bool:
-    return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+    # in float32, as the device has it: a temperature that is 0 there is greedy
+    return bool(np.float32(params.temperature) > 0) and (
+        params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    )
 
 
 def _stack(columns: Sequence[Rows]) -> NDArray[np.int32]:

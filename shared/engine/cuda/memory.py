@@ -17,7 +17,7 @@ GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at fir
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
 PENALTY_BYTES = 16  # a token of the history of a row that is penalized, with its masks
-ADJUSTED_COPIES = 6  # of a step's logits while rows are filtered and drawn from
+ADJUSTED_COPIES = 6  # of a step's logits while rows are penalized
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 // What a step does around its layers: `StepKernels` of step_kernels.py, equal bit for bit to its ReferenceKernels
-// but for the last bits of a logprob.
+// but for the last bits of a logprob, and of the sums by which top_p ends.
 //
 // Compiled by NVRTC at start, for the GPU that is there (CudaKernels of step_kernels.py); no header is needed. Each kernel runs with any
 // number of threads a block that is 1 or a multiple of 32. So tests compile this same text with g++: with one thread a
@@ -103,6 +103,7 @@ __device__ static inline double sum_of_block(double own) {
 // [slots, STATE_WORDS]; highest and drawn [rows, parts], what one kernel leaves to the next. NaN counts as -inf, for an
 // answer must be a token: any other number would be read as a row of the embedding.
 
+#define ROW_KERNEL __launch_bounds__(1024, 2)  // registers for two blocks a processor, where it holds 2,048 threads
 #define AT_ONCE 4  // logits that a thread asks for before it looks at the first: memory answers late
 
 struct Part {
@@ -131,7 +132,7 @@ __device__ static inline Best best_of_parts(const Best* found, int parts) {
   return best;
 }
 
-extern "C" __global__ void highest_of_parts(const float* logits, i64 stride, int vocab, int parts, Best* highest) {
+extern "C" __global__ ROW_KERNEL void highest_of_parts(const float* logits, i64 stride, int vocab, int parts, Best* highest) {
   const Part part = part_of_block(logits, stride, vocab, parts);
   Best best = worst();
   for (int first = part.begin + threadIdx.x; first < part.end; first += AT_ONCE * blockDim.x) {
@@ -148,7 +149,7 @@ extern "C" __global__ void highest_of_parts(const float* logits, i64 stride, int
 }
 
 // Nothing for a row whose temperature is 0.
-extern "C" __global__ void draw_of_parts(const float* logits, i64 stride, int vocab, int parts, const int* slots,
+extern "C" __global__ ROW_KERNEL void draw_of_parts(const float* logits, i64 stride, int vocab, int parts, const int* slots,
                                          const int* state, const Best* highest, Best* drawn) {
   const Part part = part_of_block(logits, stride, vocab, parts);
   const int row = blockIdx.x / parts;
@@ -191,8 +192,9 @@ extern "C" __global__ void choose_tokens(int rows, int parts, const Best* highes
 
 // ---- filters: what top_k, top_p and min_p exclude -------------------------------------------------------------------
 // A row's floor is found by halving: the numbers of 32 bits in the order of floats, and at each bit a look at how much
-// lies at or above. With top_k few tokens matter: the k-th highest of what each thread has as its own highest is a bound
-// that at least k tokens reach. Those that do are kept beside, and looked at instead of the row.
+// lies at or above. Few tokens matter, as a rule: the k-th highest of what each thread has as its own highest is a bound
+// that at least k tokens reach. Those that do are kept beside, and looked at instead of the row. With top_p alone the
+// bound is that of half of the threads, and what is kept serves if it holds the share.
 
 enum { KEPT_MAX = 4096 };
 #define WHOLE 0x1p40f  // a probability of 1, as a whole number
@@ -241,7 +243,7 @@ __device__ static inline unsigned floor_of(Scaled from, bool probable, double wa
 
 // A block a row that filters. logits as above; rows and top_k int32 [n], top_k of all tokens excludes none; temperature,
 // top_p, and the logarithm of min_p float32 [n]. What is excluded becomes -inf.
-extern "C" __global__ void filter_rows(float* logits, i64 stride, int vocab, const int* rows, const int* top_k,
+extern "C" __global__ ROW_KERNEL void filter_rows(float* logits, i64 stride, int vocab, const int* rows, const int* top_k,
                                        const float* temperature, const float* top_p, const float* log_min_p) {
   __shared__ float kept[KEPT_MAX];
   __shared__ int count;
@@ -255,48 +257,54 @@ extern "C" __global__ void filter_rows(float* logits, i64 stride, int vocab, con
     for (int i = 0; i < AT_ONCE; ++i) own.value = fmaxf(own.value, values[i]);
   }
   const float highest = own.value, top = best_of_block(own).value;
-  if (top == minus_infinity()) return;
-  Scaled from = {row, vocab, top, temperature[blockIdx.x], 0};
+  if (top == minus_infinity() || top == -minus_infinity()) return;  // no shares
+  const Scaled all = {row, vocab, top, temperature[blockIdx.x], 0};
+  Scaled few = all;
   float floor = log_min_p[blockIdx.x];
-  const int k = top_k[blockIdx.x];
-  unsigned ranked = 0;  // the floor of top_k
-  if (k < vocab) {
-    if (k <= (int)blockDim.x) {
-      const unsigned mine = key_of((highest - top) / from.temperature);
-      unsigned bound = 0;
-      for (int bit = 31; bit >= 0; --bit) {
-        const unsigned next = bound | 1u << bit;
-        if (total_of_block(mine >= next) >= (u64)k) bound = next;
-      }
-      if (threadIdx.x == 0) count = 0;
-      __syncthreads();
-      for (int first = threadIdx.x; first < vocab; first += AT_ONCE * blockDim.x) {
-        float values[AT_ONCE];
-        logits_from(whole, first, values);
+  const int k = top_k[blockIdx.x], threads = (int)blockDim.x;
+  const bool ranks = k < vocab, shares = top_p[blockIdx.x] < 1.0f;
+  if (ranks ? k <= threads : shares) {
+    const u64 reach = ranks ? k : (threads + 1) / 2;
+    const unsigned mine = key_of((highest - top) / all.temperature);
+    unsigned bound = 0;
+    for (int bit = 31; bit >= 0; --bit) {
+      const unsigned next = bound | 1u << bit;
+      if (total_of_block(mine >= next) >= reach) bound = next;
+    }
+    if (threadIdx.x == 0) count = 0;
+    __syncthreads();
+    for (int first = threadIdx.x; first < vocab; first += AT_ONCE * threads) {
+      float values[AT_ONCE];
+      logits_from(whole, first, values);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-          const float value = (values[i] - top) / from.temperature;
-          if (first + i * (int)blockDim.x >= vocab || key_of(value) < bound) continue;
-          const int place = atomicAdd(&count, 1);
-          if (place < KEPT_MAX) kept[place] = value;
-        }
-      }
-      __syncthreads();
-      if (count <= KEPT_MAX) {
-        from.kept = kept;
-        from.count = count;
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const float value = (values[i] - top) / all.temperature;
+        // Where a mask allows fewer than k tokens the bound is -inf: what is masked is not among them.
+        if (key_of(value) < bound || value == minus_infinity()) continue;
+        const int place = atomicAdd(&count, 1);
+        if (place < KEPT_MAX) kept[place] = value;
       }
     }
-    ranked = floor_of(from, false, (double)k);
+    __syncthreads();
+    if (count <= KEPT_MAX) {
+      few.kept = kept;
+      few.count = count;
+    }
+  }
+  unsigned ranked = 0;  // the floor of top_k; 0 where fewer are allowed
+  if (ranks) {
+    ranked = floor_of(few, false, (double)k);
     floor = fmaxf(floor, float_of(ranked));
   }
-  if (top_p[blockIdx.x] < 1.0f) {
-    const u64 all = weight_from(from, ranked, true);
-    floor = fmaxf(floor, float_of(floor_of(from, true, (double)top_p[blockIdx.x] * (double)all)));
+  if (shares) {
+    const u64 whole_weight = weight_from(ranks ? few : all, ranked, true);
+    const double wanted = fmax((double)top_p[blockIdx.x] * (double)whole_weight, 1.0);
+    if (!ranks && (double)weight_from(few, 0, true) < wanted) few = all;
+    floor = fmaxf(floor, float_of(floor_of(few, true, wanted)));
   }
   for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
     // NaN is not at or above a floor
-    if (!((row[token] - top) / from.temperature >= floor)) row[token] = minus_infinity();
+    if (!((row[token] - top) / all.temperature >= floor)) row[token] = minus_infinity();
   }
 }
 

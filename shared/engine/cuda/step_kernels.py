@@ -1,7 +1,8 @@
-"""The five things of a step that no library does, and the layout of a slot's state that they share.
+"""The five kernels of a step that are Segue's own, and the layout of a slot's state that they share.
 
-Implemented in torch below and by `CudaKernels` with `step_kernels.cu`, equal bit for bit but for the last of a
-logprob. No kernel looks at a value on the host; what they report is read here.
+Implemented in torch below and by `CudaKernels` with `step_kernels.cu`, equal bit for bit but for the last of a logprob
+and of the sums by which top_p ends: there a nucleus may end one value earlier or later.
+No kernel looks at a value on the host; what they report is read here.
 """
 
 from __future__ import annotations
@@ -236,7 +237,6 @@ SOURCE = Path(__file__).with_name("step_kernels.cu")
 _ROW_THREADS = 1024  # a row of logits is long
 _PARTS_MAX = 32  # blocks of a row
 _BEST_WORDS = 2  # a logit and its token
-_BLOCKS_OF_A_PROCESSOR = 2  # of _ROW_THREADS
 _CHOOSE_THREADS = 32
 _PREPARE_THREADS = 128
 _WRITE_THREADS = 256
@@ -271,8 +271,9 @@ class CudaKernels:
         cubin = compile_for(f"sm_{major}{minor}")
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # torch has made its context by then, which the driver loads into
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-            return cls(LoadedKernels(cubin), _BLOCKS_OF_A_PROCESSOR * processors)
+            gpu = torch.cuda.get_device_properties(device)
+            blocks = gpu.max_threads_per_multi_processor // _ROW_THREADS * gpu.multi_processor_count
+            return cls(LoadedKernels(cubin), blocks)
 
     def write_words(self, entries: Tensor, words: Tensor) -> None:
         """See `StepKernels`."""

@@ -11,6 +11,7 @@
 
 #define __device__
 #define __global__
+#define __launch_bounds__(...)
 #define __shared__ static
 
 struct Dimension {

@@ -204,7 +204,10 @@ def test_the_source_excludes_what_torch_excludes(library: Path, rows: int, threa
     logits = any_logits(generator, rows + 5, vocab)
     logits[3] = 2.5  # more equals than are kept beside
     places = torch.randperm(rows + 5, generator=generator)[:rows].int()
+    logits[4, 6:] = -torch.inf  # as a mask that allows fewer than top_k
     top_k, factors = asked_filters(generator, rows, vocab)
+    top_k[places == 3], top_k[places == 4] = 1, 20
+    top_k[2::6] = integers(generator, 1, threads + 1, len(top_k[2::6]))  # those that are kept beside
     found, wanted = logits.clone(), logits.clone()
     CudaKernels(HostLaunch(library, threads)).filter_rows(found, places, top_k, factors)
     REFERENCE.filter_rows(wanted, places, top_k, factors)
@@ -213,6 +216,16 @@ def test_the_source_excludes_what_torch_excludes(library: Path, rows: int, threa
     others = torch.ones(len(logits), dtype=torch.bool).index_fill(0, at, False)
     assert torch.equal(found[others].nan_to_num(7.0), logits[others].nan_to_num(7.0))
     assert bool((found[at].isfinite().sum(-1) < logits[at].isfinite().sum(-1)).any())
+
+
+def test_what_is_0_for_a_device_or_infinite_keeps_the_best_token(library: Path) -> None:
+    logits = torch.randn(3, 500, generator=generator_of(11))
+    logits[2, 7] = torch.inf
+    found, top_k = logits.clone(), torch.tensor([500, 20, 20]).int()
+    factors = torch.tensor([[0.6] * 3, [1e-50, 1e-50, 0.9], [-torch.inf] * 3])
+    CudaKernels(HostLaunch(library, 32)).filter_rows(found, torch.arange(3).int(), top_k, factors)
+    assert found[:2].isfinite().sum(-1).tolist() == [1, 1]
+    assert torch.equal(found.argmax(-1), logits.argmax(-1))
 
 
 def test_the_filters_are_those_of_the_sampler(kernels: StepKernels) -> None:

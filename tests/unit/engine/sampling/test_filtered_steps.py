@@ -52,3 +52,10 @@ def test_a_row_keeps_the_same_tokens_whatever_others_ask_for() -> None:
     assert kept[1] == 20
     assert 0 < kept[3] <= 20
     assert kept[3] < kept[2] < VOCAB
+
+
+def test_a_temperature_that_is_0_in_float32_filters_nothing() -> None:
+    """Such a row is greedy; divided by 0 its best token would be no number, and left out."""
+    cold = SamplingParams(max_new_tokens=9, seed=1, temperature=1e-50, top_k=20)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(7))
+    assert torch.equal(filtered([cold], logits), logits)
