@@ -79,14 +79,6 @@ def _append(flashinfer: Any) -> None:
     flashinfer.append_paged_kv_cache(k, k, rows, rows, cache, indices(1), indices(0, 1), last, "HND")
 
 
-def _top_k(flashinfer: Any) -> None:
-    flashinfer.top_k_mask_logits(torch.zeros(ROWS, 99), indices(1, 2, 3, 4))
-
-
-def _top_p(flashinfer: Any) -> None:
-    flashinfer.top_p_renorm_probs(torch.zeros(ROWS, 99), torch.ones(ROWS))
-
-
 def _prefill(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int) -> None:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "HND", backend="fa2")
     plan(wrapper, dtype, head_dim, window_left, indices(0, 1), causal=True)
@@ -122,8 +114,6 @@ CALLS: dict[str, Callable[[Any], None]] = {
     "silu_and_mul": _activation,
     "apply_rope_with_cos_sin_cache_inplace": _rope,
     "append_paged_kv_cache": _append,
-    "top_k_mask_logits": _top_k,
-    "top_p_renorm_probs": _top_p,
 }
 ATTENTION: dict[str, list[Callable[[Any, torch.dtype, int, int], None]]] = {
     "BatchPrefillWithPagedKVCacheWrapper": [_prefill],
