@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -169,7 +169,7 @@ def _cache_aware(among: Candidates[W]) -> Placement[W]:
     if not hit:
         if any(hit_of(worker) for worker in among.workers):
             return Placement(best, f"those that have it have too much to do, {queued}", "balance")
-        own = next(iter(by_rendezvous(need, among.workers)), None)
+        own = next(by_rendezvous(need, among.workers), None)
         may_have_it = among.found_share >= FOUND_SHARE_MIN
         most = min(settings.own_worker_tokens_max, settings.cache_miss_weight * need.tokens) * may_have_it
         if own is not None and own.tokens <= least.tokens + most:
@@ -212,7 +212,7 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
     best = among.least(cost)
     hit = hit_of(best)
     if not hit and not any(hit_of(worker) for worker in among.workers):
-        own = next(iter(by_rendezvous(need, among.workers)), None)
+        own = next(by_rendezvous(need, among.workers), None)
         if own is not None and cost(own) <= cost(best) + need.tokens:
             return Placement(own, f"the prefix's own worker, {own.tokens} held", "own", own=True)
     why = f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} held"
@@ -225,15 +225,21 @@ def _is_far_behind(worker: W, least: W, settings: PolicySettings) -> bool:
     return gap > settings.imbalance_tokens_max and worker.tokens > settings.imbalance_ratio_max * least.tokens
 
 
-def by_rendezvous(need: Need, workers: Sequence[W]) -> list[W]:
+def by_rendezvous(need: Need, workers: Sequence[W]) -> Iterator[W]:
     """The workers, a prefix's own one first: where it is lost only its prefixes get another one.
 
-    Empty for a prompt so short that it is no prefix.
+    Empty for a prompt so short that it is no prefix. Mostly the first is enough, so the others are sorted behind it.
     """
-    if len(need.blocks) < OWN_BLOCK:
-        return []
+    if len(need.blocks) < OWN_BLOCK or not workers:
+        return
     early = int.from_bytes(need.blocks[OWN_BLOCK - 1])
-    return sorted(workers, key=lambda worker: (early * worker.salt & MASK, worker.peer), reverse=True)
+
+    def rank(worker: W) -> tuple[int, str]:
+        return early * worker.salt & MASK, worker.peer
+
+    own = max(workers, key=rank)
+    yield own
+    yield from sorted((worker for worker in workers if worker is not own), key=rank, reverse=True)
 
 
 def salt_of(uid: str) -> int:

@@ -7,22 +7,21 @@
 w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
 them leaves room for others.
 
-Rates are what workers tell (`Load`), but none counts for more than `FASTEST` times the median of its model and role: a
-worker that tells more is mistaken, and would get all prompts. One that has told none yet is taken to be as fast as the
-last of its model that has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs
-is what a router sees of fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of
-it count for what they take. It is forgotten while there are none: where fetches were slow nothing travels that would
-show that they are not.
+Rates are what workers tell (`told_rates`). One that has told none yet is taken to be as fast as the last of its model
+that has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs is what a router
+sees of fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of it count for
+what they take. It is forgotten while there are none: where fetches were slow nothing travels that would show that they
+are not.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from router.core.fleet.workers import KvGroup, Worker
-from shared.scheduling.step_cost import ExtendRate, sum_of_positions
+from shared.scheduling.step_cost import sum_of_positions
 from shared.wire.messages import Load
 
 KEPT = 0.95  # of what earlier fetches tell, with each new one
@@ -30,10 +29,7 @@ STEPS = 2  # of streams that a prompt beside them waits for: the one under way, 
 STREAM_WEIGHT = 0.05  # of a second that a stream waits for a pass, by one that a prompt waits
 FORGOTTEN_SECONDS = 30.0  # without a fetch, until half is left of what fetches are expected to take
 ALIKE = 1e-3  # squared, of the mean: tokens that differ by less say nothing of what each fetch takes
-GROUPS_MAX = 64  # models and KV groups of which anything is remembered
-FASTEST = 16  # times the median rate of a model and role
-TELLERS_MAX = 16  # workers of a model and role whose rates are remembered, for the median
-NOT_KNOWN = ExtendRate()
+GROUPS_MAX = 64  # KV groups whose fetches are remembered
 
 
 @dataclass(slots=True)
@@ -72,32 +68,11 @@ class Fetched:
         return float(seconds * 0.5 ** ((now - self.seen_at) / FORGOTTEN_SECONDS))
 
 
-@dataclass(slots=True)
-class ToldRates:
-    """What workers of a model and role told last, beside no streams."""
-
-    last: ExtendRate = NOT_KNOWN
-    most: float = 0.0  # that counts of any rate
-    by_peer: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the last tellers
-
-    def add(self, peer: str, rate: ExtendRate) -> None:
-        """A worker tells this. Of two the slower one is the median."""
-        told = rate.tokens_per_second
-        if self.by_peer.get(peer) != told:
-            self.by_peer[peer] = told
-            self.by_peer.move_to_end(peer)
-            if len(self.by_peer) > TELLERS_MAX:
-                self.by_peer.popitem(last=False)
-            self.most = FASTEST * sorted(self.by_peer.values())[(len(self.by_peer) - 1) // 2]
-        self.last = ExtendRate(min(told, self.most), rate.position_seconds)
-
-
 class PromptSeconds:
     """Estimates of one router."""
 
     def __init__(self, miss_weight: float) -> None:
         self._miss_weight = miss_weight
-        self._rates: OrderedDict[tuple[str, str], ToldRates] = OrderedDict()  # by model and role
         self._fetched: OrderedDict[KvGroup, Fetched] = OrderedDict()
 
     def computed(self, worker: Worker, tokens: int, cached: int) -> float:
@@ -105,14 +80,15 @@ class PromptSeconds:
 
         Infinite where no rate is known.
         """
-        rate = self._rate(worker)
-        if not rate.tokens_per_second:
+        load, decodes = worker.load, worker.hello.role == "decode"
+        per_second, position_seconds = worker.rates.rate(worker.hello, load)
+        if not per_second:
             return inf
-        queued = worker.tokens if worker.hello.role == "prefill" else worker.tokens_waiting
-        seconds = (queued + self._miss_weight * (tokens - cached)) / rate.tokens_per_second
-        seconds += rate.position_seconds * sum_of_positions(cached, tokens - cached)
-        beside = worker.hello.role == "decode" and worker.load.running > 0
-        return seconds + (_beside_streams(worker.load, tokens - cached, rate) if beside else 0.0)
+        queued = worker.tokens_waiting if decodes else worker.tokens
+        seconds = (queued + self._miss_weight * (tokens - cached)) / per_second
+        seconds += position_seconds * sum_of_positions(cached, tokens - cached)
+        beside = decodes and load.running > 0
+        return seconds + (_beside_streams(load, tokens - cached, per_second) if beside else 0.0)
 
     def fetched(self, kv_group: KvGroup, tokens: int, now: float) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
@@ -128,23 +104,8 @@ class PromptSeconds:
         if len(self._fetched) > GROUPS_MAX:
             self._fetched.popitem(last=False)
 
-    def _rate(self, worker: Worker) -> ExtendRate:
-        """The worker's own rate, or the one that was told last for its model: of its role, if any was."""
-        model, role, load = worker.hello.model_name, worker.hello.role, worker.load
-        if not load.extend_rate:
-            other = "prefill" if role == "decode" else "decode"
-            told = self._rates.get((model, role)) or self._rates.get((model, other))
-            return told.last if told is not None else NOT_KNOWN
-        told = self._rates.setdefault((model, role), ToldRates())
-        alone = load.extend_rate_alone or load.extend_rate
-        told.add(worker.peer, ExtendRate(alone, load.position_seconds))
-        self._rates.move_to_end((model, role))
-        if len(self._rates) > 2 * GROUPS_MAX:
-            self._rates.popitem(last=False)
-        return ExtendRate(min(load.extend_rate, told.most), load.position_seconds)
 
-
-def _beside_streams(load: Load, tokens: int, rate: ExtendRate) -> float:
+def _beside_streams(load: Load, tokens: int, per_second: float) -> float:
     """Seconds that streams cost a prompt of so many tokens, and a small part of what the prompt costs them."""
-    alone = tokens / (load.extend_rate_alone or rate.tokens_per_second)
+    alone = tokens / (load.extend_rate_alone or per_second)
     return STEPS * load.step_seconds + STREAM_WEIGHT * load.running * alone

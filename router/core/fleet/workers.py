@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.told_rates import FleetRates
 from router.placement_policies import LocalPrefill, salt_of
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
@@ -61,9 +62,8 @@ class Worker:
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
-    extending: dict[str, int] = field(
-        default_factory=dict
-    )  # tokens by rid of prompts that it computes for decode
+    extending: dict[str, int] = field(default_factory=dict)  # tokens by rid of prompts that it computes
+    extending_unreported: int = 0  # … of those that came since the last load
     fetched_share: float = 1.0  # of the pages of requests that come here, on average; the others are cached
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
@@ -73,9 +73,9 @@ class Worker:
     heard_at: float = 0.0  # when it last said something of a request that it had
     doubted: Doubt | None = None  # see `silent_workers`
     prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker
-    changed: Callable[[Worker], None] = field(
-        default=lambda _: None
-    )  # called when `is_open` may have changed
+    # called when `is_open` may have changed
+    changed: Callable[[Worker], None] = field(default=lambda _: None)
+    rates: FleetRates = field(default_factory=FleetRates)  # of its fleet
     capacity: int | None = field(init=False)  # tokens that one request may have here; None: not known
     features: frozenset[str] = field(init=False)  # of sampling parameters that it knows
     salt: int = field(init=False)  # for its weights in rendezvous hashing
@@ -108,12 +108,7 @@ class Worker:
     @property
     def tokens_waiting(self) -> int:
         """Tokens of prompts that a decode worker has to compute, as far as the router knows by now."""
-        new = (
-            count
-            for rid, count in self.extending.items()
-            if self.assigned[rid].load_number == self.load_number
-        )
-        return self.load.queued_tokens + sum(new)
+        return self.load.queued_tokens + self.extending_unreported
 
     def has_turn(self, tenant: str, tokens: int) -> bool:
         """Whether a decode worker computes one more prompt, of so many tokens, soon: what waits fits its next steps.
@@ -296,10 +291,22 @@ class Worker:
         self.unreported.add(tokens, pages)
         self.changed(self)
 
+    def extend(self, rid: str, tokens: int) -> None:
+        """A request that has just been assigned is one whose prompt it computes, so many tokens, until `extended`."""
+        assert self.assigned[rid].load_number == self.load_number, rid
+        self.extending[rid] = tokens
+        self.extending_unreported += tokens
+
+    def extended(self, rid: str) -> None:
+        """Its prompt is computed, or is not to be; a no-op where it is no such request."""
+        tokens = self.extending.pop(rid, 0)
+        if self.assigned[rid].load_number == self.load_number:
+            self.extending_unreported -= tokens
+
     def unassign(self, rid: str) -> None:
         """Count a request out."""
+        self.extended(rid)
         assignment = self.assigned.pop(rid)
-        self.extending.pop(rid, None)
         self.own.subtract(assignment)
         self.by_tenant[assignment.tenant] -= 1
         if not self.by_tenant[assignment.tenant]:
@@ -327,6 +334,11 @@ class Worker:
         self.unreported = totals_of(
             each for each in self.assigned.values() if each.load_number == self.load_number
         )
+        self.extending_unreported = sum(
+            tokens
+            for rid, tokens in self.extending.items()
+            if self.assigned[rid].load_number == self.load_number
+        )
         return known
 
     def report(self, load: Load) -> bool:
@@ -340,6 +352,8 @@ class Worker:
         self.load_number += 1
         self.unreported = AssignedTotals()
         self.ended = AssignedTotals()
+        self.extending_unreported = 0
+        self.rates.told(self.peer, self.hello, load)
         self.changed(self)
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
@@ -422,6 +436,7 @@ class Fleet:
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
         self._backends: Counter[Backend] = Counter()  # … and those that drain
+        self.rates = FleetRates()
         self.changes = 0  # workers that came, went or began to drain so far
         self._arrivals = 0
         self._choices = 0
@@ -437,7 +452,12 @@ class Fleet:
         self.changes += 1
         prefilling_max = max(1, int(hello.limits.slots * self._prefilling_per_slot))
         worker = Worker(
-            peer, hello, self._arrivals, prefilling_max=prefilling_max, changed=self._note_whether_open
+            peer,
+            hello,
+            self._arrivals,
+            prefilling_max=prefilling_max,
+            changed=self._note_whether_open,
+            rates=self.rates,
         )
         self.workers[peer] = worker
         if hello.role in self._indexed:

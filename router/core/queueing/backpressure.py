@@ -55,6 +55,7 @@ class Backpressure:
         self._kv_groups: OrderedDict[KvGroup, ServiceRate] = OrderedDict()
         self._late_at: dict[KvGroup, float] = {}  # when a stream was late last
         self._token_at: dict[KvGroup, float] = {}  # of the ready stream that has waited longest for a token
+        self._late_lanes: tuple[float, frozenset[KvGroup]] = (-inf, frozenset())  # when, and which
         self.first_token_seconds = 0.0  # from placement to the first token, on average
         self.prefill_seconds = 0.0  # … at prefill workers, after which requests stand in front of decode
 
@@ -79,6 +80,7 @@ class Backpressure:
         for live in left:
             if not live.unread_by:  # else it waits for other workers than those which are begun behind it
                 self._token_at[live.kv_group] = min(live.token_at, self._token_at.get(live.kv_group, inf))
+        self._late_lanes = (-inf, frozenset())
         remembered = now - LATE_REMEMBERED * self._settings.ready_seconds
         self._late_at = {kv_group: at for kv_group, at in self._late_at.items() if at > remembered}
         self._late_at |= dict.fromkeys(self.late_lanes(now), now)
@@ -119,9 +121,12 @@ class Backpressure:
         }
 
     def late_lanes(self, now: float) -> frozenset[KvGroup]:
-        """Lanes where a stream is late."""
-        late = now - self._settings.ready_seconds
-        return frozenset(kv_group for kv_group, token_at in self._token_at.items() if token_at < late)
+        """Lanes where a stream is late; found once in a placement pass, for all its prompts and workers."""
+        if self._late_lanes[0] != now:
+            late = now - self._settings.ready_seconds
+            found = frozenset(kv_group for kv_group, token_at in self._token_at.items() if token_at < late)
+            self._late_lanes = (now, found)
+        return self._late_lanes[1]
 
     def seconds_before_decode(self, kv_group: KvGroup, now: float) -> float:
         """How long the stream that has waited longest for decode has had no token; 0.0: none waits."""

@@ -148,7 +148,8 @@ class RequestTable:
             live.sampling_group.decodes(choice.worker)
         self.reservations.ready.charge(live, live.request.params.max_new_tokens)
         self._place(live, choice, live.need.tokens, now, RequestEvent.PLACED_WHOLE)
-        choice.worker.extending[live.rid] = live.need.tokens - max(choice.hit_tokens, choice.shared_tokens)
+        missing = live.need.tokens - max(choice.hit_tokens, choice.shared_tokens)
+        choice.worker.extend(live.rid, missing)
         live.joined = False
         self.reservations.send(choice.worker, prompt_command(Serve, live))
 
@@ -156,7 +157,7 @@ class RequestTable:
         """extending → decoding: the worker has computed the prompt, and decodes."""
         worker = live.worker
         assert worker is not None, live.rid
-        del worker.extending[live.rid]
+        worker.extended(live.rid)
         live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, RequestEvent.PREFILLED, now, worker.peer)
         self._note_joined(live)

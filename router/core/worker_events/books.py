@@ -94,6 +94,15 @@ def _check_worker(worker: Worker, requests: RequestTable) -> None:
     _agree(f"room foreseen {about}", Counter(list(worker.foreseen)), foreseen)
     extending = Counter(e.rid for e in live if e.worker is worker and e.state is RequestState.EXTENDING)
     _agree(f"prompts {about}", Counter(list(worker.extending)), extending)
+    new = sum(
+        tokens
+        for rid, tokens in worker.extending.items()
+        if worker.assigned[rid].load_number == worker.load_number
+    )
+    if worker.extending_unreported != new:
+        raise InvariantError(
+            f"the tokens of prompts {about} are {worker.extending_unreported}, expected {new}"
+        )
     assigned = worker.assigned.values()
     _agree(f"tenants {about}", worker.by_tenant, Counter(each.tenant for each in assigned))
     sums = (len(assigned), sum(each.tokens for each in assigned), sum(each.pages for each in assigned))

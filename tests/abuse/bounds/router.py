@@ -280,16 +280,23 @@ ROUTER_BOUNDS = (
     Bound(
         "GROUPS_MAX",
         "the one that was used longest ago is forgotten",
-        "64 rates and as many sums",
+        "64 sums",
         f"{UNIT}/core/fleet/test_prompt_seconds.py::test_models_and_groups_that_come_and_go_are_forgotten",
         place="router.core.fleet.prompt_seconds",
+    ),
+    Bound(
+        "RATES_MAX",
+        "those of the model and role that told one longest ago are forgotten",
+        "128 models and roles",
+        f"{UNIT}/core/fleet/test_prompt_seconds.py::test_models_and_groups_that_come_and_go_are_forgotten",
+        place="router.core.fleet.told_rates",
     ),
     Bound(
         "TELLERS_MAX",
         "the rate of the worker that told another one longest ago is forgotten",
         "16 rates of each model and role",
         f"{UNIT}/core/fleet/test_prompt_seconds.py::test_the_rates_that_are_compared_are_those_of_the_last_workers",
-        place="router.core.fleet.prompt_seconds",
+        place="router.core.fleet.told_rates",
     ),
     Bound(
         "losses_max",

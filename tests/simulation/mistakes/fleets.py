@@ -30,9 +30,9 @@ def _one_router(_: Any, routers: Any, count: int) -> dict[str, frozenset[int]]:
 
 def _own_although_it_drains(place: Any, need: Any, workers: Any, *inputs: Any) -> Any:
     choice = place(need, workers, *inputs)
-    own = by_rendezvous(need, workers)
+    own = next(by_rendezvous(need, workers), None)
     found = choice is not None and choice.reason == "own"
-    return Placement(own[0], "the prefix's own worker", "own") if found else choice
+    return Placement(own, "the prefix's own worker", "own") if found else choice
 
 
 def _by_names_of_its_own(names: Any, tokens: Any, key: str, known: Any = ()) -> Any:

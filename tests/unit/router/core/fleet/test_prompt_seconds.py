@@ -7,21 +7,25 @@ from math import inf
 import pytest
 
 from router.core.fleet.prompt_seconds import (
-    FASTEST,
     FORGOTTEN_SECONDS,
     GROUPS_MAX,
     STEPS,
     STREAM_WEIGHT,
-    TELLERS_MAX,
     PromptSeconds,
-    ToldRates,
 )
+from router.core.fleet.told_rates import FASTEST, RATES_MAX, TELLERS_MAX, FleetRates, ToldRates
 from router.core.fleet.workers import Worker
 from shared.scheduling.step_cost import ExtendRate
 from shared.wire.messages import Hello, Limits, Load, WorkerRole
 
 
-def worker(role: WorkerRole = "prefill", model: str = "m", uid: str = "", **load: float) -> Worker:
+def worker(
+    role: WorkerRole = "prefill",
+    model: str = "m",
+    uid: str = "",
+    rates: FleetRates | None = None,
+    **load: float,
+) -> Worker:
     """One that has told this load."""
     limits = Limits(4096, 16, 400, 8, 256, 64)
     hello = Hello(
@@ -33,7 +37,7 @@ def worker(role: WorkerRole = "prefill", model: str = "m", uid: str = "", **load
         limits=limits,
         understands=("Serve",),
     )
-    made = Worker(hello.uid, hello, 1)
+    made = Worker(hello.uid, hello, 1, rates=rates or FleetRates())
     made.report(Load(free_pages=400, slots_free=8, **load))  # type: ignore[arg-type]
     return made
 
@@ -57,11 +61,11 @@ def test_later_tokens_of_a_prompt_take_longer() -> None:
 
 
 def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that_has() -> None:
-    seconds = PromptSeconds(1.0)
-    assert seconds.computed(worker(), 100, 0) == inf
-    assert seconds.computed(worker(extend_rate=100.0), 100, 0) == 1.0
-    assert seconds.computed(worker("decode"), 100, 0) == 1.0
-    assert seconds.computed(worker("decode", model="another"), 100, 0) == inf
+    seconds, rates = PromptSeconds(1.0), FleetRates()
+    assert seconds.computed(worker(rates=rates), 100, 0) == inf
+    assert seconds.computed(worker(rates=rates, extend_rate=100.0), 100, 0) == 1.0
+    assert seconds.computed(worker("decode", rates=rates), 100, 0) == 1.0
+    assert seconds.computed(worker("decode", model="another", rates=rates), 100, 0) == inf
 
 
 def test_a_fetch_takes_what_the_last_fetches_of_its_kv_group_took() -> None:
@@ -112,14 +116,12 @@ def test_what_fetches_took_is_forgotten_while_nothing_travels() -> None:
 
 
 def test_a_new_worker_is_as_fast_as_the_last_of_its_role_without_streams() -> None:
-    seconds = PromptSeconds(1.0)
-    seconds.computed(worker("decode", extend_rate=10.0, extend_rate_alone=50.0), 100, 0)
-    assert seconds.computed(worker("prefill"), 100, 0) == 2.0, "no prefill worker has told one"
-    seconds.computed(worker("prefill", extend_rate=100.0), 100, 0)
-    assert (seconds.computed(worker("prefill"), 100, 0), seconds.computed(worker("decode"), 100, 0)) == (
-        1.0,
-        2.0,
-    )
+    seconds, rates = PromptSeconds(1.0), FleetRates()
+    worker("decode", rates=rates, extend_rate=10.0, extend_rate_alone=50.0)
+    prefill, decode = worker("prefill", rates=rates), worker("decode", rates=rates)
+    assert seconds.computed(prefill, 100, 0) == 2.0, "no prefill worker has told one"
+    worker("prefill", rates=rates, extend_rate=100.0)
+    assert (seconds.computed(prefill, 100, 0), seconds.computed(decode, 100, 0)) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -128,25 +130,25 @@ def test_a_new_worker_is_as_fast_as_the_last_of_its_role_without_streams() -> No
 def test_a_rate_counts_for_no_more_than_a_few_times_that_of_most_others(
     rate: float, alone: float, takes: float
 ) -> None:
-    seconds, tokens = PromptSeconds(1.0), FASTEST * 101
+    seconds, tokens, rates = PromptSeconds(1.0), FASTEST * 101, FleetRates()
     for number in range(3):
-        seconds.computed(worker("decode", uid=f"d{number}", extend_rate=100.0 + number), tokens, 0)
-    liar = worker("decode", uid="liar", extend_rate=rate, extend_rate_alone=alone)
+        worker("decode", uid=f"d{number}", rates=rates, extend_rate=100.0 + number)
+    liar = worker("decode", uid="liar", rates=rates, extend_rate=rate, extend_rate_alone=alone)
     assert seconds.computed(liar, tokens, 0) == takes
-    assert seconds.computed(worker("decode", uid="new"), tokens, 0) >= 1.0, "nor for a newcomer"
+    assert seconds.computed(worker("decode", uid="new", rates=rates), tokens, 0) >= 1.0, "nor for a newcomer"
     for other in (
-        worker("decode", model="another", extend_rate=1e12),
-        worker("prefill", uid="prefill", extend_rate=1e12),
+        worker("decode", model="another", rates=rates, extend_rate=1e12),
+        worker("prefill", uid="prefill", rates=rates, extend_rate=1e12),
     ):
         assert seconds.computed(other, tokens, 0) < 0.1, "others are not compared"
 
 
 def test_a_worker_that_is_idle_is_compared_with_what_others_do_without_streams() -> None:
-    seconds = PromptSeconds(1.0)
+    rates = FleetRates()
     for number in range(3):
-        busy = worker("decode", uid=f"d{number}", extend_rate=1.0, extend_rate_alone=100.0)
-        seconds.computed(busy, 100, 0)
-    assert seconds.computed(worker("decode", uid="idle", extend_rate=100.0), 100, 0) == 1.0
+        worker("decode", uid=f"d{number}", rates=rates, extend_rate=1.0, extend_rate_alone=100.0)
+    idle = worker("decode", uid="idle", rates=rates, extend_rate=100.0)
+    assert PromptSeconds(1.0).computed(idle, 100, 0) == 1.0
 
 
 def test_the_rates_that_are_compared_are_those_of_the_last_workers() -> None:
@@ -163,10 +165,12 @@ def test_the_rates_that_are_compared_are_those_of_the_last_workers() -> None:
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:
-    seconds = PromptSeconds(1.0)
-    for number in range(2 * GROUPS_MAX + 1):
+    seconds, rates = PromptSeconds(1.0), FleetRates()
+    for number in range(GROUPS_MAX + 1):
         seconds.observe_fetch(("model", str(number)), 1, 1.0, now=0.0)
-        seconds.computed(worker(model=str(number), extend_rate=1.0), 1, 0)
     assert seconds.fetched(("model", "0"), 1, now=0.0) == 0.0
-    assert seconds.fetched(("model", str(GROUPS_MAX + 1)), 1, now=0.0) == 1.0
-    assert seconds.computed(worker(model="0"), 1, 0) == inf
+    assert seconds.fetched(("model", "1"), 1, now=0.0) == 1.0
+    for number in range(RATES_MAX + 1):
+        worker(model=str(number), rates=rates, extend_rate=1.0)
+    assert seconds.computed(worker(model="0", rates=rates), 1, 0) == inf
+    assert seconds.computed(worker(model="1", rates=rates), 1, 0) == 1.0

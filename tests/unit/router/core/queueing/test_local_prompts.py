@@ -341,6 +341,29 @@ def test_short_takes_the_way_that_is_sooner_by_rates_queues_and_fetches() -> Non
     assert world.core.counters.local_prompts["sooner"] == 1
 
 
+def test_a_rate_counts_from_the_load_that_tells_it() -> None:
+    world = deployment(prefill=1, decode=2, local_prefill="short")
+    world.loaded("p0", extend_rate=10.0)
+    world.loaded("d0", extend_rate=1000.0, slots_free=0)  # it can have no prompt, so it is never compared
+    world.submit(request("r"))
+    assert world.placed(Serve, "r") == "d1", "as fast as the other of its role"
+
+
+def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> None:
+    world = deployment()
+    worker = world.core.fleet.workers["d0"]
+    for rid in "abc":
+        world.submit(request(rid, LONG[:32]))
+    assert worker.tokens_waiting == 96
+    begun(world, "a")
+    world.cancel("b")
+    assert worker.tokens_waiting == 32
+    world.loaded("d0", running=2, queued_tokens=32)
+    world.submit(request("d"))
+    begun(world, "c")
+    assert worker.tokens_waiting == 32 + 3, "what it told and what came since"
+
+
 @pytest.mark.parametrize("local_prefill", ["short", "always"])
 def test_a_prompt_that_is_for_prefill_goes_there_while_a_prefill_worker_is_up(local_prefill: str) -> None:
     world = deployment(prefill=1, local_prefill=local_prefill)

@@ -1,0 +1,69 @@
+"""What workers tell of how fast they compute prompts, and how much of that counts.
+
+None counts for more than `FASTEST` times the median of its model and role: a worker that tells more is mistaken, and
+would get all prompts. Learnt from loads, not as workers are compared, which is done for each prompt and worker in each
+placement pass.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from math import inf
+
+from shared.scheduling.step_cost import ExtendRate
+from shared.wire.messages import Hello, Load
+
+FASTEST = 16  # times the median rate of a model and role
+TELLERS_MAX = 16  # workers of a model and role whose rates are remembered, for the median
+RATES_MAX = 128  # models and roles of which anything is remembered
+NOT_KNOWN = ExtendRate()
+
+
+@dataclass(slots=True)
+class ToldRates:
+    """What workers of a model and role told last, beside no streams."""
+
+    last: ExtendRate = NOT_KNOWN
+    most: float = inf  # that counts of any rate
+    by_peer: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the last tellers
+
+    def add(self, peer: str, rate: ExtendRate) -> None:
+        """A worker tells this. Of two the slower one is the median."""
+        told = rate.tokens_per_second
+        if self.by_peer.get(peer) != told:
+            self.by_peer[peer] = told
+            self.by_peer.move_to_end(peer)
+            if len(self.by_peer) > TELLERS_MAX:
+                self.by_peer.popitem(last=False)
+            self.most = FASTEST * sorted(self.by_peer.values())[(len(self.by_peer) - 1) // 2]
+        self.last = ExtendRate(min(told, self.most), rate.position_seconds)
+
+
+class FleetRates:
+    """What the workers of a fleet told."""
+
+    def __init__(self) -> None:
+        self._rates: OrderedDict[tuple[str, str], ToldRates] = OrderedDict()  # by model and role
+
+    def told(self, peer: str, hello: Hello, load: Load) -> None:
+        """A worker reports this load."""
+        if not load.extend_rate:
+            return
+        of = (hello.model_name, hello.role)
+        alone = load.extend_rate_alone or load.extend_rate
+        self._rates.setdefault(of, ToldRates()).add(peer, ExtendRate(alone, load.position_seconds))
+        self._rates.move_to_end(of)
+        if len(self._rates) > RATES_MAX:
+            self._rates.popitem(last=False)
+
+    def rate(self, hello: Hello, load: Load) -> ExtendRate:
+        """The worker's own rate, or the one that was told last for its model: of its role, if any was."""
+        told = self._rates.get((hello.model_name, hello.role))
+        if load.extend_rate:
+            if told is None or load.extend_rate <= told.most:
+                return ExtendRate(load.extend_rate, load.position_seconds)
+            return ExtendRate(told.most, load.position_seconds)
+        if told is None:
+            told = self._rates.get((hello.model_name, "prefill" if hello.role == "decode" else "decode"))
+        return told.last if told is not None else NOT_KNOWN
