@@ -1,8 +1,9 @@
 """What workers tell of how fast they compute prompts, and how much of that counts.
 
-None counts for more than `FASTEST` times the median of its model and role: a worker that tells more is mistaken, and
-would get all prompts. Learnt from loads, not as workers are compared, which is done for each prompt and worker in each
-placement pass.
+None counts for more than `FASTEST` times the median of its model and role: one worker of three or more that tells more
+would get all prompts, and is mistaken. Where as many are fast as are slow the median is a fast one's: a slow worker
+gets few prompts, so it never tells anything else. Learnt from loads, not as workers are compared, which is done for
+each prompt and worker in each placement pass.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ class ToldRates:
     by_peer: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the last tellers
 
     def add(self, peer: str, rate: ExtendRate) -> None:
-        """A worker tells this. Of two the slower one is the median."""
+        """A worker tells this."""
         told = rate.tokens_per_second
         if self.by_peer.get(peer) != told:
             self.by_peer[peer] = told
             self.by_peer.move_to_end(peer)
             if len(self.by_peer) > TELLERS_MAX:
                 self.by_peer.popitem(last=False)
-            self.most = FASTEST * sorted(self.by_peer.values())[(len(self.by_peer) - 1) // 2]
+            self.most = FASTEST * sorted(self.by_peer.values())[len(self.by_peer) // 2]
         self.last = ExtendRate(min(told, self.most), rate.position_seconds)
 
 

@@ -131,8 +131,8 @@ def test_a_rate_counts_for_no_more_than_a_few_times_that_of_most_others(
     rate: float, alone: float, takes: float
 ) -> None:
     seconds, tokens, rates = PromptSeconds(1.0), FASTEST * 101, FleetRates()
-    for number in range(3):
-        worker("decode", uid=f"d{number}", rates=rates, extend_rate=100.0 + number)
+    for number, told in enumerate((99.0, 100.0, 101.0)):
+        worker("decode", uid=f"d{number}", rates=rates, extend_rate=told)
     liar = worker("decode", uid="liar", rates=rates, extend_rate=rate, extend_rate_alone=alone)
     assert seconds.computed(liar, tokens, 0) == takes
     assert seconds.computed(worker("decode", uid="new", rates=rates), tokens, 0) >= 1.0, "nor for a newcomer"

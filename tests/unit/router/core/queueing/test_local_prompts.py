@@ -349,6 +349,15 @@ def test_a_rate_counts_from_the_load_that_tells_it() -> None:
     assert world.placed(Serve, "r") == "d1", "as fast as the other of its role"
 
 
+def test_half_of_the_workers_being_slow_does_not_make_the_others_slow() -> None:
+    world = deployment(prefill=2, local_prefill="short")
+    world.loaded("p0", extend_rate=10_000.0)
+    world.loaded("p1", extend_rate=10.0, accepting=False)
+    world.loaded("d0", extend_rate=1_000.0)
+    world.submit(request("r", tuple(range(1_500))))
+    assert world.placed(Prefill, "r") == "p0", "0.15 s, not the 9.4 of 160 tokens a second"
+
+
 def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> None:
     world = deployment()
     worker = world.core.fleet.workers["d0"]
