@@ -2,7 +2,8 @@
 
 None counts for more than `FASTEST` times the median of its model and role: one worker of three or more that tells more
 would get all prompts, and is mistaken. Where as many are fast as are slow the median is a fast one's: a slow worker
-gets few prompts, so it never tells anything else. Learnt from loads, not as workers are compared, which is done for
+gets few prompts, so it never tells anything else. A worker that is gone does not count, and one that came back counts
+once: else whoever comes often enough is the median. Learnt from loads, not as workers are compared, which is done for
 each prompt and worker in each placement pass.
 """
 
@@ -27,18 +28,29 @@ class ToldRates:
 
     last: ExtendRate = NOT_KNOWN
     most: float = inf  # that counts of any rate
-    by_peer: OrderedDict[str, float] = field(default_factory=OrderedDict)  # the last tellers
+    # of the last tellers, by uid: the session that told, and what
+    tellers: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
 
-    def add(self, peer: str, rate: ExtendRate) -> None:
+    def add(self, uid: str, peer: str, rate: ExtendRate) -> None:
         """A worker tells this."""
         told = rate.tokens_per_second
-        if self.by_peer.get(peer) != told:
-            self.by_peer[peer] = told
-            self.by_peer.move_to_end(peer)
-            if len(self.by_peer) > TELLERS_MAX:
-                self.by_peer.popitem(last=False)
-            self.most = FASTEST * sorted(self.by_peer.values())[len(self.by_peer) // 2]
+        if self.tellers.get(uid) != (peer, told):
+            self.tellers[uid] = (peer, told)
+            self.tellers.move_to_end(uid)
+            if len(self.tellers) > TELLERS_MAX:
+                self.tellers.popitem(last=False)
+            self._compare()
         self.last = ExtendRate(min(told, self.most), rate.position_seconds)
+
+    def remove(self, uid: str, peer: str) -> None:
+        """A session of a worker is over, which may have begun another one."""
+        if self.tellers.get(uid, ("", 0.0))[0] == peer:
+            del self.tellers[uid]
+            self._compare()
+
+    def _compare(self) -> None:
+        rates = sorted(told for _, told in self.tellers.values())
+        self.most = FASTEST * rates[len(rates) // 2] if rates else inf
 
 
 class FleetRates:
@@ -53,10 +65,18 @@ class FleetRates:
             return
         of = (hello.model_name, hello.role)
         alone = load.extend_rate_alone or load.extend_rate
-        self._rates.setdefault(of, ToldRates()).add(peer, ExtendRate(alone, load.position_seconds))
+        self._rates.setdefault(of, ToldRates()).add(hello.uid, peer, ExtendRate(alone, load.position_seconds))
         self._rates.move_to_end(of)
         if len(self._rates) > RATES_MAX:
             self._rates.popitem(last=False)
+
+    def down(self, peer: str, hello: Hello) -> None:
+        """A worker is gone."""
+        of = (hello.model_name, hello.role)
+        if (told := self._rates.get(of)) is not None:
+            told.remove(hello.uid, peer)
+            if not told.tellers:
+                del self._rates[of]
 
     def rate(self, hello: Hello, load: Load) -> ExtendRate:
         """The worker's own rate, or the one that was told last for its model: of its role, if any was."""

@@ -477,6 +477,7 @@ class Fleet:
             worker.up = False
             self.changes += 1
             self.prefixes.down(peer)
+            self.rates.down(peer, worker.hello)
             self._by_role[worker.hello.role].remove(worker)
             self._note_whether_open(worker)
             self._backends -= Counter((_backend(worker.hello),))

@@ -154,13 +154,13 @@ def test_a_worker_that_is_idle_is_compared_with_what_others_do_without_streams()
 def test_the_rates_that_are_compared_are_those_of_the_last_workers() -> None:
     told = ToldRates()
     for number in range(10 * TELLERS_MAX):
-        told.add(f"old {number}", ExtendRate(1.0, 0.0))
-    assert (len(told.by_peer), told.most) == (TELLERS_MAX, FASTEST)
-    for _ in range(10 * TELLERS_MAX):
-        told.add("alone", ExtendRate(1000.0, 0.0))
+        told.add(f"old {number}", "", ExtendRate(1.0, 0.0))
+    assert (len(told.tellers), told.most) == (TELLERS_MAX, FASTEST)
+    for number in range(10 * TELLERS_MAX):
+        told.add("alone", str(number), ExtendRate(1000.0, 0.0))
     assert told.most == FASTEST, "one worker is one, however often it tells"
     for number in range(TELLERS_MAX):
-        told.add(f"new {number}", ExtendRate(1000.0, 0.0))
+        told.add(f"new {number}", "", ExtendRate(1000.0, 0.0))
     assert told.most == FASTEST * 1000
 
 

@@ -8,6 +8,7 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
+from shared.links.events import PeerUp
 from shared.wire.messages import (
     Cancel,
     Decode,
@@ -19,7 +20,7 @@ from shared.wire.messages import (
     Release,
     Serve,
 )
-from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, hello, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
 LONG = tuple(range(1, 161))  # ten pages, and more than two steps compute
@@ -356,6 +357,39 @@ def test_half_of_the_workers_being_slow_does_not_make_the_others_slow() -> None:
     world.loaded("d0", extend_rate=1_000.0)
     world.submit(request("r", tuple(range(1_500))))
     assert world.placed(Prefill, "r") == "p0", "0.15 s, not the 9.4 of 160 tokens a second"
+
+
+def test_a_worker_that_comes_again_and_again_counts_once_and_not_once_it_is_gone() -> None:
+    world = deployment(decode=3)
+    honest = {"extend_rate": 1_000.0, "pages_for_new": 500}
+    for number in range(3):
+        world.loaded(f"d{number}", **honest)
+    for uid in ("liar", "liar", "liar", "liar", "fifth", "sixth", "seventh", "eighth"):
+        peer = f"{uid}/{len(world.effects)}"
+        said = hello("decode", uid, limits=WHOLE, understands=("Serve",))
+        world.link(PeerUp(peer, said))
+        world.loaded(peer, extend_rate=1e8, queued_tokens=100)
+        world.submit(request(f"to {peer}"))
+        chosen = world.placed(Serve, f"to {peer}") or ""
+        assert chosen != peer, "at most 16 times as fast, it has computed what waits there later"
+        begun(world, f"to {peer}", peer=chosen, finish="length")
+        world.loaded(chosen, **honest)
+        if uid != "eighth":
+            world.down(peer)
+
+
+def test_a_session_that_ends_after_the_next_has_begun_takes_nothing_along() -> None:
+    world = deployment(prefill=1, decode=1, local_prefill="short")
+    world.loaded("p0", extend_rate=10.0)
+    for epoch in ("old", "new"):
+        world.link(PeerUp(f"w/{epoch}", hello("decode", "w", limits=WHOLE, understands=("Serve",))))
+        world.loaded(f"w/{epoch}", extend_rate=1_000.0, slots_free=0)
+    world.down("w/old")
+    world.submit(request("r"))
+    assert world.placed(Serve, "r") == "d0", "as fast as the other"
+    world.down("w/new")
+    world.submit(request("s"))
+    assert world.placed(Prefill, "s") == "p0", "nothing is known of any that decodes"
 
 
 def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> None:
