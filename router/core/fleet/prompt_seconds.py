@@ -7,11 +7,9 @@
 w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
 them leaves room for others.
 
-Rates are what workers tell (`told_rates`). One that has told none yet is taken to be as fast as the last of its model
-that has, if nobody decoded there: it could tell nothing before its first prompt. What a fetch costs is what a router
-sees of fetches of a KV group, from its command to `Joined`, so that a slow link and a line in front of it count for
-what they take. It is forgotten while there are none: where fetches were slow nothing travels that would show that they
-are not.
+Rates are what workers tell (`told_rates`). What a fetch costs is what a router sees of fetches of a KV group, from its
+command to `Joined`, so that a slow link and a line in front of it count for what they take. It is forgotten while there
+are none: where fetches were slow nothing travels that would show that they are not.
 """
 
 from __future__ import annotations

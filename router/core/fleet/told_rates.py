@@ -5,6 +5,10 @@ would get all prompts, and is mistaken. Where as many are fast as are slow the m
 gets few prompts, so it never tells anything else. A worker that is gone does not count, and one that came back counts
 once: else whoever comes often enough is the median. Learnt from loads, not as workers are compared, which is done for
 each prompt and worker in each placement pass.
+
+One that has told none yet is taken to be as fast as those are in the middle, if nobody decoded there: it could tell
+nothing before its first prompt. However much a position is told to add, what the last position of a context adds to it
+is no more than `FASTEST` times what a token takes.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from shared.scheduling.step_cost import ExtendRate
-from shared.wire.messages import Hello, Load
+from shared.wire.messages import Hello, Limits, Load
 
 FASTEST = 16  # times the median rate of a model and role
 TELLERS_MAX = 16  # workers of a model and role whose rates are remembered, for the median
@@ -26,31 +30,32 @@ NOT_KNOWN = ExtendRate()
 class ToldRates:
     """What workers of a model and role told last, beside no streams."""
 
-    last: ExtendRate = NOT_KNOWN
+    median: ExtendRate = NOT_KNOWN
     most: float = inf  # that counts of any rate
     # of the last tellers, by uid: the session that told, and what
-    tellers: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
+    tellers: OrderedDict[str, tuple[str, ExtendRate]] = field(default_factory=OrderedDict)
 
     def add(self, uid: str, peer: str, rate: ExtendRate) -> None:
         """A worker tells this."""
-        told = rate.tokens_per_second
-        if self.tellers.get(uid) != (peer, told):
-            self.tellers[uid] = (peer, told)
+        if self.tellers.get(uid) != (peer, rate):
+            self.tellers[uid] = (peer, rate)
             self.tellers.move_to_end(uid)
             if len(self.tellers) > TELLERS_MAX:
                 self.tellers.popitem(last=False)
             self._compare()
-        self.last = ExtendRate(min(told, self.most), rate.position_seconds)
 
     def remove(self, uid: str, peer: str) -> None:
         """A session of a worker is over, which may have begun another one."""
-        if self.tellers.get(uid, ("", 0.0))[0] == peer:
+        if self.tellers.get(uid, ("", NOT_KNOWN))[0] == peer:
             del self.tellers[uid]
             self._compare()
 
     def _compare(self) -> None:
-        rates = sorted(told for _, told in self.tellers.values())
-        self.most = FASTEST * rates[len(rates) // 2] if rates else inf
+        rates = sorted(rate.tokens_per_second for _, rate in self.tellers.values())
+        positions = sorted(rate.position_seconds for _, rate in self.tellers.values())
+        count = len(rates)
+        self.median = ExtendRate(rates[count // 2], positions[(count - 1) // 2]) if rates else NOT_KNOWN
+        self.most = FASTEST * self.median.tokens_per_second if rates else inf
 
 
 class FleetRates:
@@ -79,7 +84,7 @@ class FleetRates:
                 del self._rates[of]
 
     def rate(self, hello: Hello, load: Load) -> ExtendRate:
-        """The worker's own rate, or the one that was told last for its model: of its role, if any was."""
+        """The worker's own rate, or that of the others of its model: of its role, if any has told one."""
         told = self._rates.get((hello.model_name, hello.role))
         if load.extend_rate:
             if told is None or load.extend_rate <= told.most:
@@ -87,4 +92,11 @@ class FleetRates:
             return ExtendRate(told.most, load.position_seconds)
         if told is None:
             told = self._rates.get((hello.model_name, "prefill" if hello.role == "decode" else "decode"))
-        return told.last if told is not None else NOT_KNOWN
+        return _possible(told.median, hello.limits) if told is not None else NOT_KNOWN
+
+
+def _possible(rate: ExtendRate, limits: Limits) -> ExtendRate:
+    """The rate for a worker that has not told it, and could hardly show that another one has told too much."""
+    context = limits.context_len or limits.pages * limits.page_size
+    most = FASTEST / (rate.tokens_per_second * context) if context else 0.0
+    return ExtendRate(rate.tokens_per_second, min(rate.position_seconds, most))

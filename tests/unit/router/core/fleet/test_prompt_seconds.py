@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from math import inf
 
 import pytest
@@ -60,7 +61,7 @@ def test_later_tokens_of_a_prompt_take_longer() -> None:
     assert PromptSeconds(1.0).computed(slow, 4, 1) == pytest.approx(3 / 100 + 0.001 * (1 + 2 + 3))
 
 
-def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_last_of_its_model_that_has() -> None:
+def test_a_worker_that_has_told_no_rate_is_as_fast_as_the_others_of_its_model() -> None:
     seconds, rates = PromptSeconds(1.0), FleetRates()
     assert seconds.computed(worker(rates=rates), 100, 0) == inf
     assert seconds.computed(worker(rates=rates, extend_rate=100.0), 100, 0) == 1.0
@@ -115,7 +116,7 @@ def test_what_fetches_took_is_forgotten_while_nothing_travels() -> None:
     assert seconds.fetched(group, 500, now=10.0 + 10 * FORGOTTEN_SECONDS) < 0.01, "prefill is tried again"
 
 
-def test_a_new_worker_is_as_fast_as_the_last_of_its_role_without_streams() -> None:
+def test_a_new_worker_is_as_fast_as_the_others_of_its_role_without_streams() -> None:
     seconds, rates = PromptSeconds(1.0), FleetRates()
     worker("decode", rates=rates, extend_rate=10.0, extend_rate_alone=50.0)
     prefill, decode = worker("prefill", rates=rates), worker("decode", rates=rates)
@@ -162,6 +163,17 @@ def test_the_rates_that_are_compared_are_those_of_the_last_workers() -> None:
     for number in range(TELLERS_MAX):
         told.add(f"new {number}", "", ExtendRate(1000.0, 0.0))
     assert told.most == FASTEST * 1000
+
+
+@pytest.mark.parametrize("order", list(permutations((10.0, 100.0, 1000.0))))
+def test_in_whatever_order_workers_tell_a_new_one_is_as_fast_as_those_in_the_middle(
+    order: tuple[float, ...],
+) -> None:
+    rates = FleetRates()
+    for rate in order:
+        worker(uid=f"w{rate}", rates=rates, extend_rate=rate, position_seconds=0.001 / rate)
+    positions = 0.001 / 100 * sum(range(100))
+    assert PromptSeconds(1.0).computed(worker(rates=rates), 100, 0) == pytest.approx(1.0 + positions)
 
 
 def test_models_and_groups_that_come_and_go_are_forgotten() -> None:

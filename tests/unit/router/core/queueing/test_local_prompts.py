@@ -392,6 +392,14 @@ def test_a_session_that_ends_after_the_next_has_begun_takes_nothing_along() -> N
     assert world.placed(Prefill, "s") == "p0", "nothing is known of any that decodes"
 
 
+def test_what_one_worker_tells_of_positions_keeps_no_prompt_from_those_that_told_nothing() -> None:
+    world = deployment(prefill=1, decode=3, local_prefill="short")
+    world.loaded("p0", extend_rate=10.0)
+    world.loaded("d0", extend_rate=1_000.0, position_seconds=100.0)
+    world.submit(request("r", LONG))
+    assert world.placed(Serve, "r") in ("d1", "d2"), "32 s at prefill, and not 1.3 million here"
+
+
 def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> None:
     world = deployment()
     worker = world.core.fleet.workers["d0"]
