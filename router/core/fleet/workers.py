@@ -219,12 +219,12 @@ class Worker:
             return load.free_pages
         return load.pages_for_new
 
-    def is_told_of_others(self, tenant: str) -> bool:
-        """Whether the worker's last load has requests of this router, and the tenant has none there.
+    def may_be_below_share(self, tenant: str) -> bool:
+        """Whether the worker's last load has requests, of whatever router, and the tenant has none there from this one.
 
         What was assigned since does not count: one that found no room would find some by what is placed behind it.
         """
-        return self.own.requests > self.unreported.requests and not self.by_tenant[tenant]
+        return self.requests > self.unreported.requests and not self.by_tenant[tenant]
 
     def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
@@ -347,7 +347,7 @@ class Worker:
         Returns whether it may take something now that it could not take before, or a prompt may be begun for it.
         """
         before, unreported, waiting = self.load, self.unreported, self.tokens_waiting if self.extends else 0
-        told_first = self.extends and self.own.requests == unreported.requests > 0
+        had_others = self.requests > unreported.requests
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
@@ -364,7 +364,8 @@ class Worker:
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
-        foreseen |= told_first  # tenants that have nothing here need only free pages now
+        # tenants that have nothing here need only free pages now
+        foreseen |= self.extends and self.requests > 0 and not had_others
         foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages
         foreseen |= load.pages_arriving_a_second != before.pages_arriving_a_second  # 0.0 bounds nothing
         return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)

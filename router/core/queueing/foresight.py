@@ -11,7 +11,8 @@ foreseen for it. Nor is it begun where the links are busy for longer with what w
 The *own share* is that of this router: other routers count on the same pages. Large requests wait for several ends, so
 of `ready_seconds` only a part is foreseen: else half of them would wait longer.
 
-A tenant that has nothing at a worker needs only free pages there, as at the worker itself. A worker that has nothing
+A tenant that has nothing at a worker needs only free pages there, as at the worker itself: for a stream where this
+router has others there, for a prompt that is computed there where anybody has. A worker that has nothing
 takes anything that fits it. Older workers tell nothing: then the prompt is begun. Foresight may be wrong; then a stream
 pauses.
 """
@@ -53,9 +54,10 @@ class Foresight:
         return found
 
     def has_pages(self, live: LiveRequest, worker: Worker) -> bool:
-        """Whether the decode worker has pages for it now, beside what is there as it grows; yes if it does not tell.
+        """Whether the decode worker has pages for a prompt to be computed there; yes if it does not tell.
 
-        A tenant that has nothing there needs only free pages: all else is what others may take as they grow.
+        They are those that are left beside what is there as it grows; for a tenant that has nothing there from this
+        router, all that are free, since others may be there from others: the worker knows, and refuses at once.
         """
         if worker.load.pages_for_new < 0:
             return True
@@ -63,7 +65,7 @@ class Foresight:
         if not (load.queued or load.running or worker.assigned or worker.foreseen):
             return True
         in_front = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
-        told = load.free_pages if worker.is_told_of_others(live.tenant.name) else load.pages_for_new
+        told = load.free_pages if worker.may_be_below_share(live.tenant.name) else load.pages_for_new
         return told - in_front >= pages
 
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:

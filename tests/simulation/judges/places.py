@@ -190,7 +190,10 @@ class FreePlaces:
             new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
             own = sum(each.tenant == tenant for each in worker.assigned.values())
             pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
-            is_light = len(worker.assigned) > len(new) and not own
+            told = max(
+                len(worker.assigned) - len(new), load.queued + load.running - worker.ended.requests
+            )  # requests, of whatever router
+            is_light = told > 0 and not own
             computing = sum(
                 len(each.request.token_ids) + len(each.output)
                 for each in self._core._requests.live.values()

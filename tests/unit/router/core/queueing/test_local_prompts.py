@@ -202,6 +202,8 @@ def test_a_prompt_that_a_prefill_worker_has_lost_goes_to_decode_where_there_is_n
 
 def test_a_prompt_is_begun_only_where_pages_are_left_beside_what_grows() -> None:
     world = deployment(waiting_seconds_max=5.0)
+    world.submit(request("first"))
+    begun(world, "first")
     world.loaded("d0", running=1, pages_for_new=9)
     world.submit(request("r", LONG))
     assert world.state("r") == "waiting"
@@ -219,14 +221,22 @@ def test_a_tenant_with_nothing_at_a_worker_needs_only_free_pages_there() -> None
     assert [world.state(rid) for rid in ("one more", "modest")] == ["waiting", "extending"]
 
 
+def test_it_needs_no_more_where_others_are_there_from_another_router_alone() -> None:
+    world = deployment(waiting_seconds_max=5.0)
+    world.loaded("d0", running=3, free_pages=400, pages_for_new=0)
+    world.submit(request("modest", LONG, tenant="modest"))
+    assert world.state("modest") == "extending"
+
+
 def test_it_gets_them_as_soon_as_the_worker_tells_of_others_and_not_by_what_is_placed_behind_it() -> None:
     world = deployment(waiting_seconds_max=5.0)
-    world.loaded("d0", running=1, slots_free=3, free_pages=20, pages_for_new=5)
+    world.loaded("d0", free_pages=20, pages_for_new=5)
+    world.submit(request("first", tenant="greedy"))
     world.submit(request("modest", LONG, tenant="modest"))
     world.submit(request("small", tenant="greedy"))
-    assert [world.state(rid) for rid in ("modest", "small")] == ["waiting", "extending"]
-    told = {"running": 2, "queued_tokens": 3, "slots_free": 2, "pages_arriving": 1}
-    world.loaded("d0", free_pages=19, pages_for_new=0, **told)
+    assert [world.state(rid) for rid in ("first", "modest", "small")] == ["extending", "waiting", "extending"]
+    told = {"running": 2, "queued_tokens": 6, "slots_free": 2, "pages_arriving": 2}
+    world.loaded("d0", free_pages=18, pages_for_new=0, **told)
     assert world.state("modest") == "extending"
 
 
