@@ -15,6 +15,7 @@ from math import exp2, inf
 from typing import Any, Literal
 
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
+from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.told_rates import FleetRates
 from router.placement_policies import LocalPrefill, salt_of
@@ -22,26 +23,25 @@ from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
 from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role, Serve
 
-STEPS_WAITING = (
-    2  # of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
-)
+# of prompts at a decode worker: what waits longer waits at the router, where tenants take turns
+STEPS_WAITING = 2
 FASTER = 1.5  # times its rate for prompts: one that has waited for others may go there now
 FETCHED_WEIGHT = 0.1  # of the last request in the average share that is fetched
 WORK_HALF_SECONDS = 5.0
+REFUSED_LOADS = 16  # a tenth of a second apart at least: as long a worker that refused a tenant is believed
+REFUSED_MAX = 16  # tenants that a worker has refused, and that are remembered
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
-KvGroup = tuple[
-    str, str
-]  # fingerprints of model and KV format: what a prefill and a decode worker must share
+# fingerprints of model and KV format: what a prefill and a decode worker must share
+KvGroup = tuple[str, str]
 
 # Prompts are computed by prefill workers; by decode workers; by either, as `local_prefill` says; by nobody
 Serving = Literal["disaggregated", "aggregated", "conditional", "none"]
 
 Doubt = Literal["rests", "tried"]  # a worker found silent gets nothing at first, then one request at a time
 
-Backend = tuple[
-    str, str, str
-]  # a model's name, and the fingerprints of its weights and of what computes with them
+# a model's name, and the fingerprints of its weights and of what computes with them
+Backend = tuple[str, str, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +70,9 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
+    refused: OrderedDict[str, int] = field(
+        default_factory=OrderedDict
+    )  # tenants; number of the load until which
     heard_at: float = 0.0  # when it last said something of a request that it had
     doubted: Doubt | None = None  # see `silent_workers`
     prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker
@@ -219,12 +222,25 @@ class Worker:
             return load.free_pages
         return load.pages_for_new
 
-    def may_be_below_share(self, tenant: str) -> bool:
-        """Whether the worker's last load has requests, of whatever router, and the tenant has none there from this one.
+    def may_be_below_share(self, tenant: str, tokens_max: int) -> bool:
+        """Whether a request that grows to so many tokens may be below its tenant's share, as the worker reckons it.
 
-        What was assigned since does not count: one that found no room would find some by what is placed behind it.
+        Its last load has requests, of whatever router, and the tenant has none there from this one. What was assigned
+        since does not count: one that found no room would find some by what is placed behind it. Only the worker knows
+        what the tenant has there from others, so one that it has refused is none for a while.
         """
-        return self.requests > self.unreported.requests and not self.by_tenant[tenant]
+        others = self.requests > self.unreported.requests and not self.by_tenant[tenant]
+        if not others or tenant in self.refused:
+            return False
+        even = self.pool_tokens / (max(1, len(self.by_tenant)) + 2)
+        return tokens_max - 1 <= even  # the last token has no KV
+
+    def refuse(self, tenant: str) -> None:
+        """Believe for a while that it has no room for a prompt of the tenant."""
+        self.refused[tenant] = self.load_number + REFUSED_LOADS
+        self.refused.move_to_end(tenant)
+        if len(self.refused) > REFUSED_MAX:
+            self.refused.popitem(last=False)
 
     def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
@@ -292,13 +308,13 @@ class Worker:
         self.changed(self)
 
     def extend(self, rid: str, tokens: int) -> None:
-        """A request that has just been assigned is one whose prompt it computes, so many tokens, until `extended`."""
+        """Count so many tokens of the prompt of a request, just assigned, among those to compute, until `extended`."""
         assert self.assigned[rid].load_number == self.load_number, rid
         self.extending[rid] = tokens
         self.extending_unreported += tokens
 
     def extended(self, rid: str) -> None:
-        """Its prompt is computed, or is not to be; a no-op where it is no such request."""
+        """The prompt is computed, or is not to be; a no-op where it is none that the worker computes."""
         tokens = self.extending.pop(rid, 0)
         if self.assigned[rid].load_number == self.load_number:
             self.extending_unreported -= tokens
@@ -348,6 +364,9 @@ class Worker:
         """
         before, unreported, waiting = self.load, self.unreported, self.tokens_waiting if self.extends else 0
         had_others = self.requests > unreported.requests
+        forgiven = [tenant for tenant, until in self.refused.items() if until <= self.load_number + 1]
+        for tenant in forgiven:
+            del self.refused[tenant]
         self.load = load
         self.load_number += 1
         self.unreported = AssignedTotals()
@@ -365,51 +384,10 @@ class Worker:
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
         # tenants that have nothing here need only free pages now
-        foreseen |= self.extends and self.requests > 0 and not had_others
+        foreseen |= bool(forgiven) or (self.extends and self.requests > 0 and not had_others)
         foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages
         foreseen |= load.pages_arriving_a_second != before.pages_arriving_a_second  # 0.0 bounds nothing
         return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)
-
-
-class OpenWorkers:
-    """The workers of a role that can take something: adding, removing and drawing one cost O(1).
-
-    A worker here may still refuse a particular request; one that is not here takes none (`Worker.is_open`). The list
-    has no gaps, and its order follows what happened, not who is best.
-    """
-
-    def __init__(self) -> None:
-        self._workers: list[Worker] = []
-        self._places: dict[Worker, int] = {}
-
-    @property
-    def all(self) -> Sequence[Worker]:
-        """Not a copy."""
-        return self._workers
-
-    def put(self, worker: Worker, *, is_open: bool) -> None:
-        """Take a worker in or out; a no-op where it is so already."""
-        place = self._places.get(worker)
-        if is_open and place is None:
-            self._places[worker] = len(self._workers)
-            self._workers.append(worker)
-        elif not is_open and place is not None:
-            last = self._workers.pop()
-            del self._places[worker]
-            if last is not worker:
-                self._workers[place] = last
-                self._places[last] = place
-
-    def draw(self, count: int, seed: int) -> list[Worker]:
-        """Up to `count` of them; the same for the same seed and history."""
-        size = len(self._workers)
-        if size <= count:
-            return list(self._workers)
-        drawn: dict[Worker, None] = {}
-        for _ in range(count):
-            seed = (seed * 1664525 + 1013904223) & 0xFFFFFFFF  # a generator by Knuth and Lewis
-            drawn[self._workers[(seed >> 8) % size]] = None
-        return list(drawn)
 
 
 class Fleet:
@@ -432,7 +410,7 @@ class Fleet:
         self._named = frozenset(models)
         self._indexed = indexed
         self._prefilling_per_slot = prefilling_per_slot
-        self._open: dict[Role, OpenWorkers] = {role: OpenWorkers() for role in WORKER_ROLES}
+        self._open: dict[Role, OpenWorkers[Worker]] = {role: OpenWorkers() for role in WORKER_ROLES}
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in WORKER_ROLES}
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
@@ -510,7 +488,7 @@ class Fleet:
         """The workers of a role, in the order they came."""
         return self._by_role[role]
 
-    def open_to(self, role: Role) -> OpenWorkers:
+    def open_to(self, role: Role) -> OpenWorkers[Worker]:
         """Workers of a role that could take something now."""
         return self._open[role]
 

@@ -56,8 +56,8 @@ class Foresight:
     def has_pages(self, live: LiveRequest, worker: Worker) -> bool:
         """Whether the decode worker has pages for a prompt to be computed there; yes if it does not tell.
 
-        They are those that are left beside what is there as it grows; for a tenant that has nothing there from this
-        router, all that are free, since others may be there from others: the worker knows, and refuses at once.
+        They are those that are left beside what is there as it grows; all that are free for one that may be below its
+        tenant's share there: the worker knows, and refuses at once.
         """
         if worker.load.pages_for_new < 0:
             return True
@@ -65,7 +65,8 @@ class Foresight:
         if not (load.queued or load.running or worker.assigned or worker.foreseen):
             return True
         in_front = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
-        told = load.free_pages if worker.may_be_below_share(live.tenant.name) else load.pages_for_new
+        is_light = worker.may_be_below_share(live.tenant.name, live.need.tokens_max)
+        told = load.free_pages if is_light else load.pages_for_new
         return told - in_front >= pages
 
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:

@@ -271,6 +271,13 @@ ROUTER_BOUNDS = (
         place="router.core.queueing.backpressure",
     ),
     Bound(
+        "REFUSED_MAX",
+        "the tenant that was refused longest ago is forgotten, and its prompts are sent once more",
+        "16 names of tenants for each worker",
+        f"{UNIT}/core/queueing/test_pages_for_prompts.py::test_of_tenants_that_a_worker_refused_the_last_are_remembered",
+        place="router.core.fleet.workers",
+    ),
+    Bound(
         "MODELS_MAX",
         "what was found of the model asked for longest ago is forgotten",
         "128 pairs of shares",

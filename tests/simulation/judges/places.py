@@ -193,7 +193,10 @@ class FreePlaces:
             told = max(
                 len(worker.assigned) - len(new), load.queued + load.running - worker.ended.requests
             )  # requests, of whatever router
-            is_light = told > 0 and not own
+            others = max(1, len({each.tenant for each in worker.assigned.values()}))
+            even = limits.pages * limits.page_size / (others + 2)
+            is_light = told > 0 and not own and tenant not in worker.refused
+            is_light &= len(live.request.token_ids) + live.request.params.max_new_tokens - 1 <= even
             computing = sum(
                 len(each.request.token_ids) + len(each.output)
                 for each in self._core._requests.live.values()

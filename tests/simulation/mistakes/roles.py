@@ -280,7 +280,7 @@ PLACES: dict[str, dict[str, str]] = {
         "prompts per slot": "_prefilling_per_slot",
         "a decode worker serves whole requests": "serves_whole",
     },
-    "router.core.fleet.workers.OpenWorkers": {"a worker is open or not": "put"},
+    "router.core.fleet.open_workers.OpenWorkers": {"a worker is open or not": "put"},
     "router.core.fleet.workers.Worker": {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",

@@ -8,7 +8,6 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
-from shared.links.events import PeerUp
 from shared.wire.messages import (
     Cancel,
     Decode,
@@ -20,7 +19,7 @@ from shared.wire.messages import (
     Release,
     Serve,
 )
-from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, hello, request
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, baton, request
 
 WHOLE = msgspec.structs.replace(LIMITS, extend_tokens=64)
 LONG = tuple(range(1, 161))  # ten pages, and more than two steps compute
@@ -200,46 +199,6 @@ def test_a_prompt_that_a_prefill_worker_has_lost_goes_to_decode_where_there_is_n
     assert world.placed(Serve, "r") == "d0"
 
 
-def test_a_prompt_is_begun_only_where_pages_are_left_beside_what_grows() -> None:
-    world = deployment(waiting_seconds_max=5.0)
-    world.submit(request("first"))
-    begun(world, "first")
-    world.loaded("d0", running=1, pages_for_new=9)
-    world.submit(request("r", LONG))
-    assert world.state("r") == "waiting"
-    world.loaded("d0", running=1, pages_for_new=10)
-    assert world.state("r") == "extending"
-
-
-def test_a_tenant_with_nothing_at_a_worker_needs_only_free_pages_there() -> None:
-    world = deployment(waiting_seconds_max=5.0)
-    world.submit(request("first of many", tenant="greedy"))
-    begun(world, "first of many")
-    world.loaded("d0", running=1, free_pages=10, pages_for_new=0)
-    world.submit(request("one more", LONG, tenant="greedy"))
-    world.submit(request("modest", LONG, tenant="modest"))
-    assert [world.state(rid) for rid in ("one more", "modest")] == ["waiting", "extending"]
-
-
-def test_it_needs_no_more_where_others_are_there_from_another_router_alone() -> None:
-    world = deployment(waiting_seconds_max=5.0)
-    world.loaded("d0", running=3, free_pages=400, pages_for_new=0)
-    world.submit(request("modest", LONG, tenant="modest"))
-    assert world.state("modest") == "extending"
-
-
-def test_it_gets_them_as_soon_as_the_worker_tells_of_others_and_not_by_what_is_placed_behind_it() -> None:
-    world = deployment(waiting_seconds_max=5.0)
-    world.loaded("d0", free_pages=20, pages_for_new=5)
-    world.submit(request("first", tenant="greedy"))
-    world.submit(request("modest", LONG, tenant="modest"))
-    world.submit(request("small", tenant="greedy"))
-    assert [world.state(rid) for rid in ("first", "modest", "small")] == ["extending", "waiting", "extending"]
-    told = {"running": 2, "queued_tokens": 6, "slots_free": 2, "pages_arriving": 2}
-    world.loaded("d0", free_pages=18, pages_for_new=0, **told)
-    assert world.state("modest") == "extending"
-
-
 def test_no_room_puts_it_back_into_the_queue_without_a_loss() -> None:
     world = deployment()
     world.submit(request("r"))
@@ -350,64 +309,6 @@ def test_short_takes_the_way_that_is_sooner_by_rates_queues_and_fetches() -> Non
     world.submit(request("decode is slow"))
     assert world.sent(Prefill, "decode is slow")
     assert world.core.counters.local_prompts["sooner"] == 1
-
-
-def test_a_rate_counts_from_the_load_that_tells_it() -> None:
-    world = deployment(prefill=1, decode=2, local_prefill="short")
-    world.loaded("p0", extend_rate=10.0)
-    world.loaded("d0", extend_rate=1000.0, slots_free=0)  # it can have no prompt, so it is never compared
-    world.submit(request("r"))
-    assert world.placed(Serve, "r") == "d1", "as fast as the other of its role"
-
-
-def test_half_of_the_workers_being_slow_does_not_make_the_others_slow() -> None:
-    world = deployment(prefill=2, local_prefill="short")
-    world.loaded("p0", extend_rate=10_000.0)
-    world.loaded("p1", extend_rate=10.0, accepting=False)
-    world.loaded("d0", extend_rate=1_000.0)
-    world.submit(request("r", tuple(range(1_500))))
-    assert world.placed(Prefill, "r") == "p0", "0.15 s, not the 9.4 of 160 tokens a second"
-
-
-def test_a_worker_that_comes_again_and_again_counts_once_and_not_once_it_is_gone() -> None:
-    world = deployment(decode=3)
-    honest = {"extend_rate": 1_000.0, "pages_for_new": 500}
-    for number in range(3):
-        world.loaded(f"d{number}", **honest)
-    for uid in ("liar", "liar", "liar", "liar", "fifth", "sixth", "seventh", "eighth"):
-        peer = f"{uid}/{len(world.effects)}"
-        said = hello("decode", uid, limits=WHOLE, understands=("Serve",))
-        world.link(PeerUp(peer, said))
-        world.loaded(peer, extend_rate=1e8, queued_tokens=100)
-        world.submit(request(f"to {peer}"))
-        chosen = world.placed(Serve, f"to {peer}") or ""
-        assert chosen != peer, "at most 16 times as fast, it has computed what waits there later"
-        begun(world, f"to {peer}", peer=chosen, finish="length")
-        world.loaded(chosen, **honest)
-        if uid != "eighth":
-            world.down(peer)
-
-
-def test_a_session_that_ends_after_the_next_has_begun_takes_nothing_along() -> None:
-    world = deployment(prefill=1, decode=1, local_prefill="short")
-    world.loaded("p0", extend_rate=10.0)
-    for epoch in ("old", "new"):
-        world.link(PeerUp(f"w/{epoch}", hello("decode", "w", limits=WHOLE, understands=("Serve",))))
-        world.loaded(f"w/{epoch}", extend_rate=1_000.0, slots_free=0)
-    world.down("w/old")
-    world.submit(request("r"))
-    assert world.placed(Serve, "r") == "d0", "as fast as the other"
-    world.down("w/new")
-    world.submit(request("s"))
-    assert world.placed(Prefill, "s") == "p0", "nothing is known of any that decodes"
-
-
-def test_what_one_worker_tells_of_positions_keeps_no_prompt_from_those_that_told_nothing() -> None:
-    world = deployment(prefill=1, decode=3, local_prefill="short")
-    world.loaded("p0", extend_rate=10.0)
-    world.loaded("d0", extend_rate=1_000.0, position_seconds=100.0)
-    world.submit(request("r", LONG))
-    assert world.placed(Serve, "r") in ("d1", "d2"), "32 s at prefill, and not 1.3 million here"
 
 
 def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> None:
