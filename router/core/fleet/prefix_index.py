@@ -23,7 +23,7 @@ import msgspec
 BLOCK_TOKENS = 64  # fine enough for system prompts, coarse enough for one digest each 64 tokens
 NAME_BYTES = 8
 FOUND_OF = 32  # prompts over which shares of what was found are taken, about
-MODELS_MAX = 128  # times roles, of which it is remembered what was found
+MODELS_MAX = 128  # pairs of model and role of which it is remembered what was found
 
 _encode = msgspec.msgpack.Encoder().encode  # the fastest way from a tuple to bytes
 

@@ -91,7 +91,7 @@ class Backpressure:
             _rate(self._kv_groups, kv_group).passed(taken[kv_group], blocked, now)
 
     def computed(self, seconds: float, *, at_prefill: bool) -> None:
-        """A prompt has taken so long. Above `ready_seconds` it is prefill that holds requests up."""
+        """A prompt has taken so long. More than `ready_seconds` counts as that: who computes it holds requests up."""
         seconds = min(seconds, self._settings.ready_seconds)
         self.first_token_seconds += (seconds - self.first_token_seconds) * PREFILL_WEIGHT
         if at_prefill:

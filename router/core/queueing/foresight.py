@@ -28,9 +28,8 @@ from router.core.queueing.backpressure import Backpressure
 from router.core.requests.live_request import LiveRequest
 
 FORESEEN = 0.5  # of `ready_seconds`: what comes back until then counts
-FETCHED_AHEAD = (
-    0.3  # of `ready_seconds`: so long the links of a decode worker may be busy with what was begun before
-)
+# of `ready_seconds`: so long the links of a decode worker may be busy with what was begun before
+FETCHED_AHEAD = 0.3
 
 
 class Foresight:

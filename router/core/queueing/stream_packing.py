@@ -76,7 +76,7 @@ class StreamPacking:
         self._times: dict[KvGroup, PromptTime] = {}
 
     def begin_pass(self) -> None:
-        """Look at the workers anew. Within a placement pass nothing changes but prompts, which are begun."""
+        """Look at the workers anew. What they tell does not change within a pass; prompts are begun, see `begun`."""
         self._times = self._prompt_time()
 
     def begun(self, worker: Worker) -> None:

@@ -22,9 +22,8 @@ from shared.wire.baton import Baton
 from shared.wire.messages import FinishReason
 
 FORGIVING_TOKENS = 32  # since the last loss: what is computed so far did not kill that worker
-VISITS_MAX = (
-    32  # placements, and moves, that are remembered: the last ones of a request that always comes back
-)
+# placements, and moves, that are remembered: the last ones of a request that always comes back
+VISITS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +51,7 @@ class LiveRequest:
     sampling_group: SamplingGroup | None = None
     extra_key: str = ""  # names its prefix caches
     blocks: tuple[bytes, ...] = ()
-    starts: dict[RequestState, float] = field(
-        default_factory=dict
-    )  # its place in each queue, see `VirtualTime`
+    starts: dict[RequestState, float] = field(default_factory=dict)  # place in each queue: `VirtualTime`
     backfilled: int = 0  # requests behind it that were placed while it found no room
 
     attempt: int = 1

@@ -22,7 +22,7 @@ def test_half_of_the_workers_being_slow_does_not_make_the_others_slow() -> None:
     world.loaded("p1", extend_rate=10.0, accepting=False)
     world.loaded("d0", extend_rate=1_000.0)
     world.submit(request("r", tuple(range(1_500))))
-    assert world.placed(Prefill, "r") == "p0", "0.15 s, not the 9.4 of 160 tokens a second"
+    assert world.placed(Prefill, "r") == "p0", "0.3 s, not the 18.8 of 160 tokens a second"
 
 
 def test_a_worker_that_comes_again_and_again_counts_once_and_not_once_it_is_gone() -> None:
