@@ -316,13 +316,15 @@ class RouterCore:
         for live in queue:
             if now < live.rests_until or not attempts.may_try(live):
                 continue
+            live.worth_at = math.inf
             placed = place(live, now)
             if placed:
                 attempts.placed(live)
+            elif placed is False and now < live.worth_at < math.inf:
+                attempts.waits_for_better(live)
+                self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
             elif placed is False:
                 attempts.found_no_room(live)
-                if now < live.worth_at < math.inf:
-                    self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         if not live.may_begin(self.settings.tenant_running_max, now):

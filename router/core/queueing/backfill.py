@@ -4,15 +4,21 @@ A request that finds no room does not hold back smaller ones that compete for th
 as others end, and meanwhile the smaller ones use what is there. After `backfill_max` of them have gone past it, the
 room that comes is kept for it, so that small ones cannot starve a large one. It is not kept from tenants that have
 less running than its own tenant: else one that fills all workers would hold up the others with its next request.
+
+One that could begin somewhere, and waits for a worker that has computed it sooner, keeps room from nobody: it does not
+want what is there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from router.core.requests.live_request import LiveRequest
 
 Group = tuple[str, str, str]
+
+CHOOSING_MAX = 8  # of a tenant that wait for a better worker: those behind them are not tried in this pass
 
 
 class PlacementPass:
@@ -21,9 +27,9 @@ class PlacementPass:
     def __init__(self, backfill_max: int):
         self._backfill_max = backfill_max
         self._front: dict[Group, LiveRequest] = {}  # the first that found no room
-        self._room_below: dict[
-            tuple[Group, str], int
-        ] = {}  # tokens: of a tenant, a request of as many found none
+        # Tokens: of a tenant, a request of as many found none
+        self._room_below: dict[tuple[Group, str], int] = {}
+        self._choosing: Counter[tuple[Group, str]] = Counter()  # of a tenant, that wait for a better worker
         self.taken: list[LiveRequest] = []  # those that were placed
         self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
 
@@ -49,6 +55,14 @@ class PlacementPass:
         self._front.setdefault(group, live)
         self.tenants_blocked[live.tenant.name] = None
         self._room_below[group, live.tenant.name] = live.need.tokens
+
+    def waits_for_better(self, live: LiveRequest) -> None:
+        """Note that a request leaves the room that there is to others, since it has begun sooner elsewhere."""
+        key = live.need.group, live.tenant.name
+        self.tenants_blocked[live.tenant.name] = None
+        self._choosing[key] += 1
+        if self._choosing[key] >= CHOOSING_MAX:
+            self._room_below[key] = 0
 
     def placed(self, live: LiveRequest) -> None:
         """Note that a request went to a worker, past the first that found no room, if there is one."""

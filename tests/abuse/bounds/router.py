@@ -355,6 +355,14 @@ ROUTER_BOUNDS = (
         f"{UNIT}/core/queueing/test_dispatch_bounds.py::test_room_is_kept_for_a_large_request_once_many_have_gone_past_it",
     ),
     Bound(
+        "CHOOSING_MAX",
+        "its others are tried in the next pass",
+        "8 looks at all decode workers, of each tenant and pass",
+        f"{UNIT}/core/queueing/test_local_prompts.py"
+        "::test_behind_many_that_wait_for_a_better_worker_only_other_tenants_are_tried",
+        place="router.core.queueing.backfill",
+    ),
+    Bound(
         "prefix_blocks_max",
         "the oldest is forgotten",
         "1,048,576 entries of all workers: 228 MiB",

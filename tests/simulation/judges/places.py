@@ -43,18 +43,24 @@ def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
         return 0
     places = FreePlaces(core, now)
     asked: set[tuple[object, str]] = set()
-    fronts: dict[object, LiveRequest] = {}
+    fronts: defaultdict[object, list[LiveRequest]] = defaultdict(list)
+    choosing: set[tuple[object, str]] = set()  # those behind them are tried, too
     for live in waiting:
         group, tenant = live.need.group, live.tenant.name
-        if (group, tenant) in asked or not places.is_wanted(live):
+        if not places.is_wanted(live):
             continue
-        place, front = next(places.open_to(live), None), fronts.get(group)
+        if (group, tenant) in asked:
+            fronts[group] += [live] if (group, tenant) in choosing else []
+            continue
+        place = next(places.open_to(live), None)
         if place is None and places.follows(live):
             continue  # it waits for one worker alone, not for room
         asked.add((group, tenant))
         if place is None:
-            fronts.setdefault(group, live)
-        elif front is None or not places.is_kept_for(front, live):
+            fronts[group].append(live)
+            if places.may_choose(live):
+                choosing.add((group, tenant))
+        elif not any(places.is_kept_for(front, live) for front in fronts[group]):
             raise AssertionError(
                 f"{live.rid} waits since {live.state_since:.3f} s, and {place.peer} would take it"
             )
@@ -181,6 +187,14 @@ class FreePlaces:
 
         `at_once`: it is being placed now; else the router may have looked last when they told other rates.
         """
+        yield from self._worth_it(live, *self._whole_with_room(live), at_once)
+
+    def may_choose(self, live: LiveRequest) -> bool:
+        """Whether it may be that a decode worker has a turn for its prompt, and it waits for a better one."""
+        return len(self._whole_with_room(live)[0]) > 1
+
+    def _whole_with_room(self, live: LiveRequest) -> tuple[list[Worker], list[Worker]]:
+        """Decode workers that have room for the request with its prompt, and those of them that have a turn."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
         able = list(self._able_whole(live))
@@ -222,7 +236,7 @@ class FreePlaces:
             ):
                 with_room.append(worker)
                 with_turn += [worker] if computing + load.queued_tokens < 2 * limits.extend_tokens else []
-        yield from self._worth_it(live, with_room, with_turn, at_once)
+        return with_room, with_turn
 
     def _worth_it(
         self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker], at_once: bool

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
+from router.core.queueing.backfill import CHOOSING_MAX
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
 from shared.wire.messages import (
@@ -431,6 +432,50 @@ def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_t
     assert not world.sent(Serve, "b")
     world.wait(0.002)
     assert world.placed(Serve, "b") == ({"d0", "d1"} - {here}).pop()
+
+
+def waits_for_its_prefix(idle: int, backfill_max: int = 32) -> tuple[ScriptedDeployment, str]:
+    """The prompt `hot` waits for the worker that has its prefix, and that has no turn; so many others are idle."""
+    world = deployment(decode=1 + idle, backfill_max=backfill_max)
+    for _ in range(200):
+        world.core.fleet.prefixes.looked("m", "decode", found=False, share=0.0)
+    for number in range(1 + idle):
+        world.loaded(f"d{number}", extend_rate=1_000.0)
+    world.submit(request("a", shared_prompt(1)))
+    here = world.placed(Serve, "a") or ""
+    begun(world, "a", peer=here, finish="length")
+    world.loaded(here, extend_rate=1_000.0, queued=1, queued_tokens=256)
+    world.submit(request("hot", shared_prompt(1)))
+    assert world.state("hot") == "waiting"
+    return world, here
+
+
+def test_what_waits_for_a_better_worker_holds_back_no_other_prompt_of_its_tenant() -> None:
+    world, here = waits_for_its_prefix(idle=1)
+    world.submit(request("cold", shared_prompt(2, tokens=1_000)))
+    assert world.placed(Serve, "cold") == ({"d0", "d1"} - {here}).pop()
+    assert world.state("hot") == "waiting"
+
+
+def test_no_room_is_kept_for_what_waits_for_a_better_worker() -> None:
+    world, here = waits_for_its_prefix(idle=2, backfill_max=4)
+    for number in range(8):
+        world.submit(request(f"r{number}", shared_prompt(2 + number, tokens=20), tenant=f"t{number}"))
+        there = world.placed(Serve, f"r{number}")
+        assert there not in (None, here), "it wants another worker"
+        begun(world, f"r{number}", peer=there, finish="length")
+    assert world.state("hot") == "waiting"
+
+
+def test_behind_many_that_wait_for_a_better_worker_only_other_tenants_are_tried() -> None:
+    world, here = waits_for_its_prefix(idle=1)
+    for number in range(1, CHOOSING_MAX):
+        world.submit(request(f"hot{number}", shared_prompt(1)))
+    for tenant in ("", "other"):
+        world.submit(request(f"cold {tenant}", shared_prompt(2), tenant=tenant))
+    assert [world.state(f"cold {tenant}") for tenant in ("", "other")] == ["waiting", "extending"]
+    world.loaded(here, extend_rate=1_000.0)
+    assert [served.rid for _, served in world.sent(Serve)][2:4] == ["hot", "hot1"]
 
 
 def test_while_a_stream_is_late_a_tenant_with_a_prompt_at_decode_begins_nothing_more() -> None:
