@@ -22,6 +22,7 @@ from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
+from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import FOUND_SHARE_MIN, Need, Placement, by_rendezvous
 
@@ -30,6 +31,9 @@ Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
 
 WORTH_WAITING = 1.2  # times as long as a worker that has no turn yet: one that takes longer is not worth it
+BUSY_PATIENCE = (
+    3  # times as long a prompt waits before a busy worker computes what a better one has in its cache
+)
 SOONER = 0.8  # of the way by prefill, where a client has the first token before its pages are fetched
 
 
@@ -124,8 +128,9 @@ class LocalPlacement:
         """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
 
         One that takes longer than another which has room, too, but no turn yet gets none: that turn is soon. An idle
-        one gets it once the prompt has waited as long as it takes longer there, so that no prompt waits for ever, and
-        a prefix that all prompts have does not keep all but one worker idle.
+        one gets it once the prompt has waited as long as it takes longer there, so that a prefix that all prompts have
+        does not keep all but one worker idle. One that has others to compute gets none before half of the time is over
+        that the prompt may wait: else under load each of them would compute each prefix.
         """
         need, cached = live.need, self._cached(live.need, own)
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
@@ -150,15 +155,22 @@ class LocalPlacement:
         return None, inf
 
     def _worth(self, live: LiveRequest, seconds: Mapping[Worker, float], now: float) -> list[Worker]:
-        """The workers that have a turn for the prompt, and are not to be waited past."""
+        """The workers that have a turn for the prompt, and are worth it; sets when it is worth others of them.
+
+        A better one may never have a turn. So it waits for none longer than half of the time that it has left.
+        """
         least = WORTH_WAITING * min(seconds.values(), default=inf)
-        with_turn = [worker for worker in seconds if worker.has_turn(live.tenant.name, live.need.tokens)]
+        waits_since = live.state_since - live.seconds.get(RequestState.WAITING.value, 0.0)
+        latest = (live.state_since + live.wait_until) / 2
         worth, live.worth_at = [], inf
-        for worker in with_turn:
-            waits_until = live.state_since + seconds[worker] - least if least < inf else -inf
-            if seconds[worker] <= least or (now >= waits_until and not worker.tokens_waiting):
+        for worker in seconds:
+            if not worker.has_turn(live.tenant.name, live.need.tokens):
+                continue
+            longer = seconds[worker] - least if least < inf else 0.0
+            waits_until = latest if worker.tokens_waiting else min(waits_since + longer, latest)
+            if longer <= 0 or now >= waits_until:
                 worth.append(worker)
-            elif not worker.tokens_waiting:
+            else:
                 live.worth_at = min(live.worth_at, waits_until)
         return worth
 

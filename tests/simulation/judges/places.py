@@ -251,13 +251,22 @@ class FreePlaces:
         costs = {each: cost_at(self._settings, each, tokens, cached(each)) for each in with_room}
         if inf in costs.values():
             return []
+        waited = self._now - live.state_since + live.seconds.get(RequestState.WAITING.value, 0.0)
+        latest = (live.state_since + live.wait_until) / 2  # half of the time that it has left
         if at_once:
-            least, waited = WORTH_WAITING * min(costs.values()), self._now - live.state_since
+            least = WORTH_WAITING * min(costs.values())
             return [
-                each for each in with_turn if costs[each] <= least + (0 if each.tokens_waiting else waited)
+                each
+                for each in with_turn
+                if costs[each] <= least + (0 if each.tokens_waiting else waited) or self._now >= latest
             ]
-        waited = self._now - live.state_since - CHANGED_SECONDS
-        return [each for each in with_turn if not each.tokens_waiting and waited >= CHANGED * costs[each]]
+        waited -= CHANGED_SECONDS
+        return [
+            each
+            for each in with_turn
+            if (not each.tokens_waiting and waited >= CHANGED * costs[each])
+            or self._now - CHANGED_SECONDS >= latest
+        ]
 
     def expected(self, live: LiveRequest, *, own: bool) -> Callable[[Worker], int]:
         """Tokens of its prompt that a decode worker is expected to have; where prefill has no way, `own` ones, too."""

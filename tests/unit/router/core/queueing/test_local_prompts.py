@@ -434,9 +434,51 @@ def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_t
     assert world.placed(Serve, "b") == ({"d0", "d1"} - {here}).pop()
 
 
-def waits_for_its_prefix(idle: int, backfill_max: int = 32) -> tuple[ScriptedDeployment, str]:
+def test_a_prompt_waits_for_no_better_worker_that_never_has_a_turn() -> None:
+    world = deployment(decode=2, waiting_seconds_max=30.0)
+    for number in range(2):
+        world.loaded(f"d{number}", running=1, extend_rate=100.0, queued=1, queued_tokens=100)
+    world.up("decode", "d2", limits=msgspec.structs.replace(WHOLE, extend_tokens=1), understands=("Serve",))
+    world.loaded("d2", extend_rate=100_000.0, queued=4, queued_tokens=4)
+    world.submit(request("r", LONG[:99]))
+    world.wait(14.9)
+    assert world.state("r") == "waiting"
+    world.wait(0.2)
+    assert world.placed(Serve, "r") in ("d0", "d1")
+
+
+def test_a_prompt_waits_for_a_better_worker_no_longer_than_half_of_the_time_that_it_has() -> None:
+    world = deployment(decode=2, waiting_seconds_max=4.0)
+    world.loaded("d0", extend_rate=100_000.0, queued=4, queued_tokens=1_000)
+    world.loaded("d1", running=1, extend_rate=10.0, queued=1, queued_tokens=100)
+    world.submit(request("r", LONG[:99]))
+    world.wait(1.9)
+    assert world.state("r") == "waiting"
+    world.wait(0.2)
+    assert world.placed(Serve, "r") == "d1"
+
+
+def test_what_was_put_back_waits_on_for_a_better_worker_and_not_anew() -> None:
+    world, here = waits_for_its_prefix(idle=1, no_room_seconds=0.1)
+    idle = ({"d0", "d1"} - {here}).pop()
+    world.wait(1.0)
+    world.loaded(here, extend_rate=1_000.0)
+    world.loaded(idle, extend_rate=1_000.0, queued=1, queued_tokens=256)
+    assert world.placed(Serve, "hot") == here
+    world.refused(here, "hot", "no_room")
+    world.loaded(here, extend_rate=1_000.0, queued=1, queued_tokens=256)
+    world.wait(0.2)
+    world.loaded(idle, extend_rate=1_000.0)
+    assert world.placed(Serve, "hot") == here
+    world.wait(0.42)
+    assert world.placed(Serve, "hot") == idle
+
+
+def waits_for_its_prefix(
+    idle: int, backfill_max: int = 32, no_room_seconds: float = 1.0
+) -> tuple[ScriptedDeployment, str]:
     """The prompt `hot` waits for the worker that has its prefix, and that has no turn; so many others are idle."""
-    world = deployment(decode=1 + idle, backfill_max=backfill_max)
+    world = deployment(decode=1 + idle, backfill_max=backfill_max, no_room_seconds=no_room_seconds)
     for _ in range(200):
         world.core.fleet.prefixes.looked("m", "decode", found=False, share=0.0)
     for number in range(1 + idle):
