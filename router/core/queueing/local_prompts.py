@@ -181,7 +181,7 @@ class LocalPlacement:
         it there, and so all of them agree.
         """
         known = self._fleet.prefixes.hits(need.blocks).tokens
-        may_have_it = self._fleet.prefixes.found(need.model_name, "decode").prompts >= FOUND_SHARE_MIN
+        may_have_it = self._fleet.prefixes.found(need.model_name, "decode").tokens >= FOUND_SHARE_MIN
         expected = (need.tokens - 1) * may_have_it
 
         def cached(worker: Worker) -> int:

@@ -275,7 +275,7 @@ class FreePlaces:
             worker: min(index.hits(live.need.blocks).tokens(worker.peer), most) for worker in self._whole
         }
         able = list(self._able_whole(live))
-        agreed = index.found(live.request.model, "decode").prompts >= FOUND_SHARE_MIN
+        agreed = index.found(live.request.model, "decode").tokens >= FOUND_SHARE_MIN
         if (
             own
             and agreed

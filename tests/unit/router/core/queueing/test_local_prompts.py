@@ -416,6 +416,18 @@ def test_a_prefix_whose_own_decode_worker_never_has_it_goes_where_it_is_soonest(
     assert set(last) == {"d1"}, "nothing was ever found"
 
 
+def test_a_few_tokens_that_own_workers_have_are_no_reason_to_wait_for_one() -> None:
+    world = deployment(decode=2)
+    for _ in range(200):
+        world.core.fleet.prefixes.looked("m", "decode", found=True, share=0.05)
+    world.loaded("d0", extend_rate=1_000.0, queued=1, queued_tokens=256)  # another router's: it has no turn
+    for number in range(1, 9):
+        world.loaded("d1", extend_rate=1_000.0)
+        world.submit(request(f"r{number}", shared_prompt(number)))
+        assert world.placed(Serve, f"r{number}") == "d1"
+        begun(world, f"r{number}", peer="d1", finish="length")
+
+
 def test_an_idle_decode_worker_gets_what_has_waited_as_long_as_it_takes_longer_there() -> None:
     world = deployment(decode=2)
     for number in range(2):
