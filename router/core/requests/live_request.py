@@ -84,9 +84,7 @@ class LiveRequest:
     target_seconds: float = 0.0  # from arrival to its first token; 0.0: none
     foreseen_seconds: float = 0.0  # … that were expected when it came; 0.0: not known
     wait_until: float = 0.0  # until its first token; survives a refusal for lack of room
-    worth_at: float = (
-        math.inf
-    )  # when an idle decode worker gets its prompt, although another would have it sooner
+    worth_at: float = math.inf  # when a worker with a turn gets its prompt, although another has it sooner
     fleet_looked_at: int = -1  # `Fleet.changes` when it was last asked whether a worker could continue it
 
     state_since: float = 0.0
