@@ -48,6 +48,9 @@ def texts(client: anthropic.Anthropic, told: Sums) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=QUESTION, system=SYSTEM)
     again = client.messages.create(**asked)
     told.add(again.usage.output_tokens)
+    if not again.usage.cache_read_input_tokens:  # it was computed elsewhere, and now both workers have it
+        again = client.messages.create(**asked)
+        told.add(again.usage.output_tokens)
     assert again.usage.cache_read_input_tokens, "the prompt was there before"
     assert again.usage.input_tokens + again.usage.cache_read_input_tokens == counted.input_tokens
     with client.messages.stream(**asked) as stream:
