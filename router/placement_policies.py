@@ -82,10 +82,10 @@ MASK = (1 << 64) - 1
 SLOWNESS_MAX = 16.0  # of a decode worker's step: what a worker tells does not keep others without work
 HELD_WEIGHT = 0.1  # of a token that a decode worker holds, by one that it must fetch
 FOUND_SHARE_MIN = 0.1  # below, the own worker of a prefix only breaks ties: there is one router, or no prefix
-SPREAD_RATIO = 2  # a worker that has lately computed so many times as much as another …
-SPREAD_MISSES = (
-    2  # … and so many times the prefix besides gives the other one a prefix that both have from then on
-)
+# a worker that has lately computed so many times as much as another …
+SPREAD_RATIO = 2
+# … and so many times the prefix besides gives the other one a prefix that both have from then on
+SPREAD_MISSES = 2
 
 W = TypeVar("W", bound=Candidate)
 

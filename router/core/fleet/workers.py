@@ -70,9 +70,8 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
-    refused: OrderedDict[str, int] = field(
-        default_factory=OrderedDict
-    )  # tenants; number of the load until which
+    # tenants; number of the load until which
+    refused: OrderedDict[str, int] = field(default_factory=OrderedDict)
     heard_at: float = 0.0  # when it last said something of a request that it had
     doubted: Doubt | None = None  # see `silent_workers`
     prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker

@@ -29,11 +29,7 @@ from router.placement_policies import FOUND_SHARE_MIN, Need, Placement, by_rende
 # Who computes a prompt: prefill workers, whoever has done it sooner, or decode workers, and why
 Way = Literal["prefill", "either", "always", "no_prefill", "sibling"]
 
-
 WORTH_WAITING = 1.2  # times as long as a worker that has no turn yet: one that takes longer is not worth it
-BUSY_PATIENCE = (
-    3  # times as long a prompt waits before a busy worker computes what a better one has in its cache
-)
 SOONER = 0.8  # of the way by prefill, where a client has the first token before its pages are fetched
 
 

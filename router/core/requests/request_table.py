@@ -265,9 +265,8 @@ class RequestTable:
     ) -> None:
         """Put it back into its queue, with the same attempt and deadline; the worker `peer` holds nothing of it."""
         worker = live.worker
-        if (
-            live.state is RequestState.EXTENDING
-        ):  # it did not wait meanwhile, and may find its own work in the cache
+        # it did not wait meanwhile, and may find its own work in the cache
+        if live.state is RequestState.EXTENDING:
             self._wait(live, now, live.wait_until + now - live.state_since)
             live.cached_tokens = live.cached_tokens or 0
         self.reservations.unassign(live)

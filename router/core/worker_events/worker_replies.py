@@ -351,9 +351,8 @@ def _has_logprobs(live: LiveRequest, tokens: messages.Prefilled | messages.Row) 
 # its holder knows; the worker that reads checks that it is within bounds (`shared.scheduling.sound_commands`).
 
 
-METADATA_BYTES_MAX = (
-    64 << 10
-)  # of all ranks; those of NIXL have about 1 KiB, and a router keeps one of each worker
+# of all ranks; those of NIXL have about 1 KiB, and a router keeps one of each worker
+METADATA_BYTES_MAX = 64 << 10
 
 
 def unsound_baton(baton: Baton, live: LiveRequest, sender: Worker, output_len: int) -> str:
