@@ -107,7 +107,7 @@ class Placement(Generic[W]):
     reason: PlacementReason  # … in one word
     hit_tokens: int = 0  # expected in its prefix cache
     shared_tokens: int = 0  # whose pages a sibling holds there
-    own: bool = False  # nobody is known to have the prompt, and this is its prefix's own worker
+    own: bool = False  # computes a prompt that nobody is known to have, as its prefix's own worker
 
 
 @dataclass(slots=True)
@@ -214,7 +214,7 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
     if not hit and not any(hit_of(worker) for worker in among.workers):
         own = next(by_rendezvous(need, among.workers), None)
         if own is not None and cost(own) <= cost(best) + need.tokens:
-            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own", own=True)
+            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own")
     why = f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} held"
     return Placement(best, why, "cached" if hit else "least", hit)
 

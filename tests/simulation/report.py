@@ -138,6 +138,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: blocks have the names of all routers",
     "judged at router: a prefix goes to its own worker",
     "judged at router: what was evicted is no hit",
+    "judged at router: what was found of prompts is learnt",
     "judged at router: pages that one could not fetch are kept",
     "judged at router: pages are fetched by another worker",
     "judged at router: a worker was dropped",

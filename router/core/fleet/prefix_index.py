@@ -47,7 +47,7 @@ def block_names(token_ids: Sequence[int], extra_key: str, known: tuple[bytes, ..
 
 @dataclass(slots=True)
 class Found:
-    """What caches had although nobody was known to have it: other routers sent it there."""
+    """What caches had of prompts to compute although nobody was known to have it: other routers sent it there."""
 
     prompts: float = 0.5  # share of prompts of which something was there
     tokens: float = 0.5  # share of the tokens of all prompts
@@ -134,7 +134,7 @@ class PrefixIndex:
         return self._found.get((model, role)) or Found()
 
     def looked(self, model: str, role: str, *, found: bool, share: float) -> None:
-        """A prompt that nobody was known to have was, or was not, in its own worker's cache: this share of it."""
+        """A prompt that nobody was known to have was, or was not, in the cache of its own worker, which computes it."""
         self._found.setdefault((model, role), Found()).add(found=found, share=share)
         self._found.move_to_end((model, role))
         if len(self._found) > MODELS_MAX:

@@ -3,12 +3,14 @@
 - Blocks have the names that they have at every router.
 - A draining worker is nobody's own one.
 - What a worker turned out to have evicted is no hit any more: as many blocks are forgotten.
+- What own workers are taken to have of prompts is learnt from those that compute them, not from those that fetch.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from copy import copy
 from hashlib import blake2b
 
 import msgspec
@@ -16,7 +18,7 @@ import msgspec
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
-from router.core.fleet.prefix_index import BLOCK_TOKENS
+from router.core.fleet.prefix_index import BLOCK_TOKENS, Found
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from shared.wire.messages import Joined, Message, Prefilled
@@ -62,6 +64,14 @@ def prove_forgotten(core: RouterCore, peer: str, left: int | None) -> bool:
     return True
 
 
+def prove_learnt(
+    message: Message, before: dict[tuple[str, str], Found], after: dict[tuple[str, str], Found]
+) -> bool:
+    """What was found of prompts changes as they are computed; returns whether it has."""
+    assert before == after or isinstance(message, Prefilled), f"{type(message).__name__} tells what was found"
+    return before != after
+
+
 def prove_placed(core: RouterCore, live: LiveRequest) -> int:
     """The worker that a request was given to, if any, does not drain; returns how many went to their own ones."""
     worker = live.worker
@@ -83,7 +93,10 @@ class JudgedCaches(RouterCore):
 
     def _received(self, peer: str, message: Message, now: float) -> None:
         left = blocks_left(self, peer, message) if peer not in self.liars else None
+        before = {each: copy(found) for each, found in self.fleet.prefixes._found.items()}
         super()._received(peer, message, now)
+        learnt = prove_learnt(message, before, dict(self.fleet.prefixes._found))
+        self.judged["what was found of prompts is learnt"] += learnt
         self.judged["what was evicted is no hit"] += prove_forgotten(self, peer, left)
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:

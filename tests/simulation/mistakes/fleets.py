@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -39,11 +40,19 @@ def _by_names_of_its_own(names: Any, tokens: Any, key: str, known: Any = ()) -> 
     return names(tuple(token + 1 for token in tokens), key, known)
 
 
+def _counts_as_found(fewest: Any, among: Any) -> Any:
+    choice = fewest(among)
+    return replace(choice, own=choice.reason == "own")
+
+
 MISTAKES: dict[str, Mistakes] = {
     "caches": {
         "routers name blocks differently": {"blocks are named": _by_names_of_its_own},
         "a prefix that was evicted stays a hit for ever": {
             "what is believed of a cache is corrected": nothing
+        },
+        "what is fetched tells what is found where prompts are computed": {
+            "the decode worker with fewest pages to fetch": _counts_as_found
         },
         "the own worker of a prefix is taken although it drains": {
             "the prefill worker of a prompt": _own_although_it_drains

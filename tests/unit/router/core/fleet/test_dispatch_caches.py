@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.fleet.prefix_index import BLOCK_TOKENS, block_names
+from router.core.fleet.prefix_index import BLOCK_TOKENS, Found, block_names
 from shared.wire.messages import Prefilled
 from tests.unit.router.deployment import ScriptedDeployment, baton, request
 
@@ -21,6 +21,15 @@ def serve(world: ScriptedDeployment, rid: str, cached_tokens: int, output: tuple
     world.joined("d0", rid)
     world.generated("d0", rid, 1, *output[1:])
     world.finished("d0", rid, len(output))
+
+
+def test_what_is_found_of_prompts_is_learnt_where_they_are_computed_and_not_where_they_are_fetched() -> None:
+    world = ScriptedDeployment()
+    serve(world, "r", BLOCK_TOKENS)
+    assert world.core.counters.placements["decode", "own"] == 1
+    prefixes = world.core.fleet.prefixes
+    assert prefixes.found("m", "decode") == Found()
+    assert prefixes.found("m", "prefill") != Found()
 
 
 def test_a_worker_whose_policy_asks_for_no_hits_is_not_indexed() -> None:
