@@ -10,10 +10,10 @@ refused at once. What is being computed stands in front of decode, too: decode t
 
 Rates come from what the router sees (`ServiceRate`). One may be wrong after a pause, a loss or a start. So it bounds
 nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
-has nothing in front of decode, while few others do: one that fills the kv_group holds up nobody else.
+has nothing in front of it, while few others do: one that fills the kv_group holds up nobody else.
 
-Whatever the rate, only tenants that have nothing in front of decode, and no prompt at a decode worker, begin anything
-while a stream of the kv_group is *late*: it waits for decode, and its last token came more than `ready_seconds` ago.
+Whatever the rate, only tenants that have nothing in front of a kv_group, and no prompt at its decode workers, begin
+anything there while a stream is *late*: it waits for decode, and its last token came more than `ready_seconds` ago.
 For a while after that the rate bounds what is begun although nothing waits: else all that has waited meanwhile would be
 begun at once.
 """
@@ -112,7 +112,7 @@ class Backpressure:
 
     def full_lanes(self, tenant: Tenant, now: float) -> frozenset[KvGroup]:
         """Lanes where enough requests stand in front of decode, or enough of this tenant, or where a stream is late."""
-        late = self.late_lanes(now) if tenant.begun else frozenset[KvGroup]()
+        late = frozenset(kv_group for kv_group in self.late_lanes(now) if tenant.begun[kv_group])
         return late | {
             kv_group
             for kv_group, rate in self._kv_groups.items()
@@ -163,10 +163,10 @@ class Backpressure:
             return True
         bound = max(self._lane_min(kv_group), round(per_second * (seconds + self.prefill_seconds)))
         by_tenant = self._before_decode.get(kv_group, Counter())
-        if not tenant.before_decode:  # others may have filled a small bound, and take long to leave
+        own = by_tenant[tenant.name]
+        if not own:  # others may have filled a small bound, and take long to leave
             return len(by_tenant) < bound
-        share = share_of(bound, self._settings.tenant_share_max)
-        return by_tenant.total() < bound and tenant.before_decode < share
+        return by_tenant.total() < bound and own < share_of(bound, self._settings.tenant_share_max)
 
     def _lane_min(self, kv_group: KvGroup) -> int:
         return max(LANE_MIN, self._fleet.takers("decode", kv_group))

@@ -216,7 +216,7 @@ class LocalPlacement:
         """Whether it has pages for the prompt, and no stream that has begun waits longer than it may."""
         if live.output:
             return True
-        late = live.tenant.begun and worker.kv_group in self._backpressure.late_lanes(now)
+        late = live.tenant.begun[worker.kv_group] and worker.kv_group in self._backpressure.late_lanes(now)
         return not late and self._foresight.has_pages(live, worker)
 
     def _any_could_serve(self, live: LiveRequest) -> bool:

@@ -129,7 +129,7 @@ class StreamPacking:
             and live.need.model_name in time.models
             and live.need.model in ("", kv_group[0])
             and live.may_begin(self._settings.tenant_running_max, now)
-            and not (live.tenant.begun and kv_group in self._backpressure.late_lanes(now))
+            and not (live.tenant.begun[kv_group] and kv_group in self._backpressure.late_lanes(now))
         )
 
     def place(self, live: LiveRequest, workers: Sequence[Worker], now: float) -> Placement[Worker] | None:

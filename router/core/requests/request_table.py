@@ -55,6 +55,7 @@ ROW_NAMES = {
 }
 PAUSE_SECONDS_MIN = 1.0  # between two tokens: a shorter gap is no pause
 BEFORE_DECODE = (RequestState.PREFILLING, RequestState.READY)
+BEGUN = (*BEFORE_DECODE, RequestState.EXTENDING)
 
 
 class RequestTable:
@@ -376,6 +377,9 @@ class RequestTable:
             self._count(live, before, -1)
             self._count(live, after, 1)
             self._count_before_decode(live, (after in BEFORE_DECODE) - (before in BEFORE_DECODE))
+            if change := (after in BEGUN) - (before in BEGUN):
+                live.tenant.begun[live.kv_group] += change
+                live.tenant.begun = +live.tenant.begun
         self._counters.transitions[ROW_NAMES[before, event]] += 1
 
     def _wait(self, live: LiveRequest, now: float, until: float) -> None:

@@ -28,6 +28,8 @@ class Tenant:
     key: str  # what workers know it by; empty for the tenant without a name
     bucket: TokenBucket | None  # None: it may spend what it likes
     by_state: Counter[RequestState] = field(default_factory=Counter)  # its live requests
+    # by KV group: those in front of decode, and those whose prompt a decode worker computes
+    begun: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def live(self) -> int:
@@ -43,11 +45,6 @@ class Tenant:
     def running(self) -> int:
         """Requests of the tenant that a worker has computed something of."""
         return self.live - self.waiting
-
-    @property
-    def begun(self) -> int:
-        """Requests of the tenant that are in front of decode, or whose prompt a decode worker computes."""
-        return self.before_decode + self.by_state[RequestState.EXTENDING]
 
     @property
     def before_decode(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from router.core.fleet.workers import Fleet, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
-from router.core.requests.request_table import BEFORE_DECODE, RequestTable
+from router.core.requests.request_table import BEFORE_DECODE, BEGUN, RequestTable
 from router.core.requests.reservations import Deadline
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
@@ -53,6 +53,8 @@ def check(requests: RequestTable, fleet: Fleet) -> None:
     for tenant in {each.tenant.name: each.tenant for each in live}.values():
         own = Counter(each.state for each in live if each.tenant is tenant)
         _agree(f"states of tenant {tenant.name}", tenant.by_state, own)
+        begun = Counter(each.kv_group for each in live if each.tenant is tenant and each.state in BEGUN)
+        _agree(f"requests begun of tenant {tenant.name}", tenant.begun, begun)
     _agree("requests before decode", _flat(requests), _before_decode(requests))
     for queue, state in (
         (requests.reservations.waiting, RequestState.WAITING),
@@ -120,9 +122,12 @@ def _count_anew(requests: RequestTable) -> None:
     live = requests.live.values()
     for tenant in requests.tenants.all_live:
         tenant.by_state.clear()
+        tenant.begun.clear()
     for each in live:
         requests.by_state[each.state] += 1
         each.tenant.by_state[each.state] += 1
+        if each.state in BEGUN:
+            each.tenant.begun[each.kv_group] += 1
     requests.before_decode.clear()
     for (kv_group, name), count in _before_decode(requests).items():
         requests.before_decode[kv_group][name] = count

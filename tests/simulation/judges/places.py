@@ -346,10 +346,10 @@ class FreePlaces:
             return True
         bound = max(STANDING_MIN, len(self._readers[kv_group]), int(per_second * seconds))
         standing = self._standing[kv_group]
-        if not self._before_decode[tenant]:
+        if not standing[tenant]:
             return len(standing) < bound
         share = share_of(bound, self._settings.tenant_share_max)
-        return standing.total() < bound and self._before_decode[tenant] < share
+        return standing.total() < bound and standing[tenant] < share
 
     def _is_cut_off(self, worker: Worker) -> bool:
         failed = self._core._unreachable_pairs._until.get(worker.peer, {})

@@ -4,8 +4,8 @@
 - Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
   and in as long again while prompts are computed.
 - Some requests for each decode worker may always stand there, whatever the rate, unless a stream is late.
-- While a stream is late, nothing new of a tenant that has something in front of decode is computed for its decode
-  workers.
+- While a stream is late, nothing new of a tenant that has something in front of its decode workers is computed for
+  them.
 - What is refused for its target or deadline is so at once, and what is dropped for it only when it is too late.
 - A stream that has begun is ended for lack of a worker only where none could continue it.
 """
@@ -144,11 +144,11 @@ def late_stream(
 ) -> LiveRequest | None:
     """A stream of the kv_group that has waited for decode for so long that nothing more of the tenant is begun.
 
-    The tenant has something in front of decode or a prompt at a decode worker, `but` not counted.
+    The tenant has something in front of it or a prompt at a decode worker of it, `but` not counted.
     """
     live = [each for each in core._requests.live.values() if each is not but]
-    begun = (*BEFORE_DECODE, RequestState.EXTENDING)
-    if not any(each.tenant is tenant and each.state in begun for each in live):
+    begun = [each for each in live if each.state in (*BEFORE_DECODE, RequestState.EXTENDING)]
+    if not any(each.tenant is tenant and each.kv_group == kv_group for each in begun):
         return None
     late = (
         each
@@ -170,6 +170,8 @@ def prove_not_shut(core: RouterCore, kv_group: KvGroup, tenant: Tenant, now: flo
     if late_stream(core, kv_group, tenant, now) is not None:
         return
     some = max(2, core.fleet.takers("decode", kv_group))
-    standing = core._requests.before_decode.get(kv_group, Counter[str]()).total()
-    enough = standing >= some or tenant.before_decode >= share_of(some, core.settings.tenant_share_max)
-    assert enough, f"{standing} stand in front of {some} places of {kv_group}, and no more may come"
+    standing = core._requests.before_decode.get(kv_group, Counter[str]())
+    own, share = standing[tenant.name], share_of(some, core.settings.tenant_share_max)
+    assert standing.total() >= some or own >= share, (
+        f"{standing.total()} stand in front of {some} places of {kv_group}, and no more may come"
+    )

@@ -168,6 +168,12 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "streams that have begun wait behind new prompts": {"turns of a queue": _order_of_arrival_alone},
         "a group begins new prompts while a begun stream is late": {"streams are late": gives(frozenset())},
+        "a late stream bars tenants for what they have begun in other groups": {
+            "decode has enough in front of it": lambda real, parts, tenant, now: (
+                real(parts, tenant, now)
+                | (get(parts, "streams are late")(now) if tenant.begun else frozenset())
+            )
+        },
         "a full worker could not continue a stream": {"a worker could continue a stream": gives(False)},
     },
     "gaps": {

@@ -213,6 +213,20 @@ def test_a_late_stream_holds_up_its_own_kv_group_alone() -> None:
     assert world.placed(Prefill, "new") == "p2"
 
 
+def test_a_late_stream_bars_no_tenant_for_what_it_has_begun_of_another_model() -> None:
+    world = full_decode("late")
+    world.wait(2.1)
+    world.up("prefill", "p2", limits=ROOMY, model_name="other", model="newer")
+    world.up("decode", "d1", limits=ROOMY, model_name="other", model="newer")
+    for rid, model in (("elsewhere", "other"), ("here", "m"), ("second", "m")):
+        world.submit(request(rid, model=model, tenant="another"))
+    assert [world.state(rid) for rid in ("elsewhere", "here", "second")] == [
+        "prefilling",
+        "prefilling",
+        "waiting",
+    ]
+
+
 def test_a_stream_that_decode_cannot_fetch_holds_nobody_up() -> None:
     world = full_decode("unread", decode=2)
     world.loaded("d0", slots_free=1)
