@@ -93,29 +93,37 @@ class LocalPlacement:
         """
         if at_prefill is not None and at_prefill.reason == "spread":
             return None  # that worker is to have the prefix from now on
-        bound = inf if at_prefill is None else self._by_way_of_prefill(live, at_prefill, reader, now)
-        own = self._own(live.need) if at_prefill is None else None
+        need, bound, there = live.need, inf, 0
+        if at_prefill is not None:
+            there = self._expected_at_prefill(need, at_prefill)
+            bound = self._by_way_of_prefill(live, at_prefill, there, reader, now)
+        own = self._own(need) if at_prefill is None else None
         best, seconds = self._soonest(live, own, now)
-        if best is None or (at_prefill is not None and seconds >= SOONER * bound):
+        if best is None:
+            return None
+        hit = min(self._fleet.prefixes.hits(need.blocks).tokens(best.peer), need.tokens - 1)
+        if at_prefill is not None and seconds >= bound * _sooner((hit - there) / need.tokens):
             return None
         why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
-        known = self._fleet.prefixes.hits(live.need.blocks).tokens(best.peer)
-        hit = min(known, live.need.tokens - 1)
         return Placement(best, why, "sooner", hit, own=best is own)
 
-    def _by_way_of_prefill(
-        self, live: LiveRequest, choice: Placement[Worker], reader: Worker | None, now: float
-    ) -> float:
-        """Seconds until decode has the prompt.
+    def _expected_at_prefill(self, need: Need, choice: Placement[Worker]) -> int:
+        """Tokens of a prompt that its prefill worker is expected to have.
 
         A prefix's own worker is expected to have as much of it as such workers had lately: other routers sent it there.
         """
-        need, prefixes, hit = live.need, self._fleet.prefixes, choice.hit_tokens
-        if choice.reason == "own":
-            hit = int(prefixes.found(need.model_name, "prefill").tokens * need.tokens)
-        seconds = self._seconds.computed(choice.worker, need.tokens, hit)
+        if choice.reason != "own":
+            return choice.hit_tokens
+        return int(self._fleet.prefixes.found(need.model_name, "prefill").tokens * need.tokens)
+
+    def _by_way_of_prefill(
+        self, live: LiveRequest, choice: Placement[Worker], cached: int, reader: Worker | None, now: float
+    ) -> float:
+        """Seconds until decode has the prompt, of which the prefill worker is expected to have some."""
+        need = live.need
+        seconds = self._seconds.computed(choice.worker, need.tokens, cached)
         if need.tokens_max - need.tokens > 1:
-            here = prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
+            here = self._fleet.prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
             seconds += self._seconds.fetched(choice.worker.kv_group, max(0, need.tokens - here), now)
             seconds += self._backpressure.seconds_before_decode(choice.worker.kv_group, now)
         return seconds
@@ -224,3 +232,12 @@ class LocalPlacement:
             not worker.draining and placement.could_serve(live.need, worker, self._fleet)
             for worker in self._fleet.of_role("decode")
         )
+
+
+def _sooner(cached_more: float) -> float:
+    """The part of the seconds by way of prefill in which decode must have a prompt to get it.
+
+    By so little the seconds of the two ways say nothing, for rates are measured. So what the prompt costs others
+    decides: the more of it, as a share, decode has in its caches beyond what prefill has, the nearer to the same time.
+    """
+    return SOONER + (1 - SOONER) * max(0.0, cached_more)

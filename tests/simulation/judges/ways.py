@@ -16,28 +16,32 @@ from router.core.requests.live_request import LiveRequest
 from tests.simulation.judges.places import FreePlaces, cost_at
 
 
-def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float]:
-    """Until decode has the prompt: computed there, and by way of prefill. Infinite: nobody has room, or told a rate."""
+def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float, float]:
+    """Until decode has the prompt: computed there, and by way of prefill; and how much of the latter is soon enough.
+
+    Infinite: nobody has room, or told a rate.
+    """
     tokens = len(live.request.token_ids) + len(live.output)
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
     places = FreePlaces(core, now)
     expected = places.expected(live, own=False)
-    here = min(
+    here, less = min(
         (
-            cost_at(core.settings, worker, tokens, expected(worker))
+            (cost_at(core.settings, worker, tokens, expected(worker)), -expected(worker))
             for worker in places.open_whole(live, at_once=True)
         ),
-        default=inf,
+        default=(inf, 0),
     )
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None or choice.reason == "spread":
-        return here, inf
+        return here, inf, SOONER
     found = (
         int(core.fleet.prefixes.found(live.request.model, "prefill").tokens * tokens)
         if choice.reason == "own"
         else 0
     )
     there = cost_at(core.settings, choice.worker, tokens, found or choice.hit_tokens)
+    more = max(0, -less - (found or choice.hit_tokens)) / tokens
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [
@@ -46,14 +50,14 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
             if each.state is RequestState.READY and each.kv_group == group and not each.unread_by
         ]
         there += core._local_prompts._seconds.fetched(group, max(0, fetched), now) + max(waits, default=0.0)
-    return here, there
+    return here, there, SOONER * (1 - more) + more
 
 
-def prove_shorter(live: LiveRequest, here: float, there: float) -> bool:
+def prove_shorter(live: LiveRequest, here: float, there: float, sooner: float) -> bool:
     """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are."""
     if here == inf or there == inf:
         return False
-    bound = SOONER * there
+    bound = sooner * there
     shorter, longer = (here, bound) if live.state is RequestState.EXTENDING else (bound, here)
     assert shorter <= longer + 1e-9, (
         f"{live.rid} is {live.state.value}: {here:.4f} s at decode and {there:.4f} s by way of prefill"

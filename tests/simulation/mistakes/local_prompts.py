@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -137,6 +138,11 @@ MISTAKES: dict[str, Mistakes] = {
         "a prompt is computed at decode whatever that takes": {
             "seconds until a prompt is computed": lambda real, seconds, worker, tokens, cached: (
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
+            )
+        },
+        "a prompt goes to decode however long it takes, if more of it is cached there": {
+            "how soon decode must have a prompt to get it": lambda real, cached_more: (
+                math.inf if cached_more > 0 else real(cached_more)
             )
         },
         "a prompt that is for prefill goes where all go": {"who computes a prompt": _whoever_asks},

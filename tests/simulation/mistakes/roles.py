@@ -295,6 +295,7 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.fleet.prompt_seconds": {"what streams cost a prompt beside them": "_beside_streams"},
     "router.core.fleet.prompt_seconds.PromptSeconds": {"seconds until a prompt is computed": "computed"},
     "router.core.queueing.foresight.Foresight": {"a decode worker has pages for a prompt": "has_pages"},
+    "router.core.queueing.local_prompts": {"how soon decode must have a prompt to get it": "_sooner"},
     "router.core.queueing.local_prompts.LocalPlacement": {
         "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from router.core.effects import RequestCompleted, RequestFailed
+from router.core.fleet.prefix_index import block_names
 from router.core.queueing.backfill import CHOOSING_MAX
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
@@ -363,6 +364,25 @@ def test_short_counts_the_fetch_as_it_was_seen() -> None:
 
 
 PREFIX = tuple(range(1, 961))
+
+
+@pytest.mark.parametrize(
+    ("cached", "kind"), [(960, Serve), (0, Prefill)], ids=["decode has it", "nobody has it"]
+)
+def test_of_two_ways_about_as_long_a_prompt_goes_the_one_that_has_it(
+    cached: int, kind: type[Prefill] | type[Serve]
+) -> None:
+    world = deployment(prefill=1, local_prefill="short")
+    prefixes = world.core.fleet.prefixes
+    for _ in range(200):
+        prefixes.looked("m", "prefill", found=False, share=0.0)
+    prefixes.insert("d0", block_names(PREFIX[:cached], ""))
+    by_prefill = 2 * 960 / 1_000
+    tokens = 960 - cached + (cached > 0)  # the last one is computed whatever is cached
+    world.loaded("p0", extend_rate=1_000.0)
+    world.loaded("d0", extend_rate=2 * tokens / (0.9 * by_prefill))
+    world.submit(request("r", PREFIX))
+    assert len(world.sent(kind, "r")) == 1
 
 
 def test_short_expects_of_a_prefixs_own_worker_what_such_workers_had() -> None:
