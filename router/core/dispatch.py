@@ -277,6 +277,7 @@ class RouterCore:
         if self._placeable:
             self._placeable = False
             self._stream_packing.begin_pass()
+            self._local_prompts.begin_pass()
             self._place_ready(now)
             waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)

@@ -127,6 +127,13 @@ class Worker:
         short = sum(count for count in self.extending.values() if count <= step)
         return short + tokens <= step and max(self.extending.values(), default=0) > step
 
+    def may_have_turn(self) -> bool:
+        """Whether a decode worker has a turn for any prompt; none that is placed meanwhile makes that true."""
+        step = self.hello.limits.extend_tokens
+        if self.tokens_waiting < 2 * STEPS_WAITING * step:
+            return True
+        return max(self.extending.values(), default=0) > step
+
     @property
     def tokens(self) -> int:
         """Uncached tokens queued (prefill) or tokens held (decode), as far as the router knows by now."""
@@ -196,12 +203,8 @@ class Worker:
         """
         if not (self.takes_work() or self._is_below_share(tenant)):
             return False
-        load, unreported, slots, migrations = (
-            self.load,
-            self.unreported,
-            self.hello.limits.slots,
-            len(self.reserved),
-        )
+        load, unreported = self.load, self.unreported
+        slots, migrations = self.hello.limits.slots, len(self.reserved)
         return (
             load.slots_free > unreported.requests + migrations
             and len(self.assigned) + migrations < slots

@@ -49,6 +49,11 @@ class LocalPlacement:
         self._foresight = foresight
         self._backpressure = backpressure
         self._seconds = seconds
+        self._may_have_turn: list[Worker] | None = None  # in this pass, as far as it was asked for
+
+    def begin_pass(self) -> None:
+        """Look anew for workers that have turns: each of many waiting prompts asks for one."""
+        self._may_have_turn = None
 
     def way(self, live: LiveRequest, now: float) -> Way:
         """Who is to compute the prompt."""
@@ -93,15 +98,20 @@ class LocalPlacement:
         """
         if at_prefill is not None and at_prefill.reason == "spread":
             return None  # that worker is to have the prefix from now on
+        with_turn = self._with_turn(live)
+        if not with_turn:
+            return None
         need, bound, there = live.need, inf, 0
+        known = self._fleet.prefixes.hits(need.blocks).tokens
         if at_prefill is not None:
             there = self._expected_at_prefill(need, at_prefill)
-            bound = self._by_way_of_prefill(live, at_prefill, there, reader, now)
-        own = self._own(need) if at_prefill is None else None
-        best, seconds = self._soonest(live, own, now)
+            here = known(reader.peer) if reader is not None else 0
+            bound = self._by_way_of_prefill(live, at_prefill, there, need.tokens - here, now)
+        own = self._own(need, known) if at_prefill is None else None
+        best, seconds = self._soonest(live, with_turn, self._cached(need, known, own), now)
         if best is None:
             return None
-        hit = min(self._fleet.prefixes.hits(need.blocks).tokens(best.peer), need.tokens - 1)
+        hit = min(known(best.peer), need.tokens - 1)
         if at_prefill is not None and seconds >= bound * _sooner((hit - there) / need.tokens):
             return None
         why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
@@ -117,18 +127,26 @@ class LocalPlacement:
         return int(self._fleet.prefixes.found(need.model_name, "prefill").tokens * need.tokens)
 
     def _by_way_of_prefill(
-        self, live: LiveRequest, choice: Placement[Worker], cached: int, reader: Worker | None, now: float
+        self, live: LiveRequest, choice: Placement[Worker], cached: int, to_fetch: int, now: float
     ) -> float:
         """Seconds until decode has the prompt, of which the prefill worker is expected to have some."""
         need = live.need
         seconds = self._seconds.computed(choice.worker, need.tokens, cached)
         if need.tokens_max - need.tokens > 1:
-            here = self._fleet.prefixes.hits(need.blocks).tokens(reader.peer) if reader is not None else 0
-            seconds += self._seconds.fetched(choice.worker.kv_group, max(0, need.tokens - here), now)
+            seconds += self._seconds.fetched(choice.worker.kv_group, max(0, to_fetch), now)
             seconds += self._backpressure.seconds_before_decode(choice.worker.kv_group, now)
         return seconds
 
-    def _soonest(self, live: LiveRequest, own: Worker | None, now: float) -> tuple[Worker | None, float]:
+    def _with_turn(self, live: LiveRequest) -> set[Worker]:
+        """The decode workers that have a turn for the prompt."""
+        if self._may_have_turn is None:
+            self._may_have_turn = [each for each in self._fleet.of_role("decode") if each.may_have_turn()]
+        tenant, tokens = live.tenant.name, live.need.tokens
+        return {worker for worker in self._may_have_turn if worker.has_turn(tenant, tokens)}
+
+    def _soonest(
+        self, live: LiveRequest, with_turn: set[Worker], cached: Callable[[Worker], int], now: float
+    ) -> tuple[Worker | None, float]:
         """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
 
         One that takes longer than another which has room, too, but no turn yet gets none: that turn is soon. An idle
@@ -136,15 +154,17 @@ class LocalPlacement:
         does not keep all but one worker idle. One that has others to compute gets none before half of the time is over
         that the prompt may wait: else under load each of them would compute each prefix.
         """
-        need, cached = live.need, self._cached(live.need, own)
+        need = live.need
         for workers in placement.whole_rounds(need, self._fleet, self._settings):
+            if with_turn.isdisjoint(workers):
+                continue
             able = [worker for worker in workers if self._may_have(live, worker, now)]
             able = placement.roomy(need, able, self._settings, now, whatever_told=True)
             seconds = {
                 worker: self._seconds.computed(worker, need.tokens, cached(worker))
                 for worker in placement.preferred(need, able)
             }
-            worth = self._worth(live, seconds, now)
+            worth = self._worth(live, seconds, with_turn, now)
             if worth:
                 best = min(
                     worth,
@@ -158,7 +178,9 @@ class LocalPlacement:
                 return best, seconds[best]
         return None, inf
 
-    def _worth(self, live: LiveRequest, seconds: Mapping[Worker, float], now: float) -> list[Worker]:
+    def _worth(
+        self, live: LiveRequest, seconds: Mapping[Worker, float], with_turn: set[Worker], now: float
+    ) -> list[Worker]:
         """The workers that have a turn for the prompt, and are worth it; sets when it is worth others of them.
 
         A better one may never have a turn. So it waits for none longer than half of the time that it has left.
@@ -168,7 +190,7 @@ class LocalPlacement:
         latest = (live.state_since + live.wait_until) / 2
         worth, live.worth_at = [], inf
         for worker in seconds:
-            if not worker.has_turn(live.tenant.name, live.need.tokens):
+            if worker not in with_turn:
                 continue
             longer = seconds[worker] - least if least < inf else 0.0
             waits_until = latest if worker.tokens_waiting else min(waits_since + longer, latest)
@@ -178,13 +200,12 @@ class LocalPlacement:
                 live.worth_at = min(live.worth_at, waits_until)
         return worth
 
-    def _cached(self, need: Need, own: Worker | None) -> Callable[[Worker], int]:
+    def _cached(self, need: Need, known: Callable[[str], int], own: Worker | None) -> Callable[[Worker], int]:
         """Tokens of a prompt that a decode worker is expected to have.
 
         The own worker of its prefix is expected to have it, if such workers had any prefix lately: other routers sent
         it there, and so all of them agree.
         """
-        known = self._fleet.prefixes.hits(need.blocks).tokens
         may_have_it = self._fleet.prefixes.found(need.model_name, "decode").tokens >= FOUND_SHARE_MIN
         expected = (need.tokens - 1) * may_have_it
 
@@ -193,14 +214,13 @@ class LocalPlacement:
 
         return cached
 
-    def _own(self, need: Need) -> Worker | None:
+    def _own(self, need: Need, known: Callable[[str], int]) -> Worker | None:
         """The own worker of a prefix that nobody is known to have, of those that decode; None: somebody has it."""
         workers = [
             worker
             for worker in self._fleet.of_role("decode")
             if not worker.draining and placement.could_serve(need, worker, self._fleet)
         ]
-        known = self._fleet.prefixes.hits(need.blocks).tokens
         if any(known(worker.peer) for worker in workers):
             return None
         return next(iter(by_rendezvous(need, workers)), None)

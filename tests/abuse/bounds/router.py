@@ -358,7 +358,7 @@ ROUTER_BOUNDS = (
         "CHOOSING_MAX",
         "its others are tried in the next pass",
         "8 looks at all decode workers, of each tenant and pass",
-        f"{UNIT}/core/queueing/test_local_prompts.py"
+        f"{UNIT}/core/queueing/test_better_workers.py"
         "::test_behind_many_that_wait_for_a_better_worker_only_other_tenants_are_tried",
         place="router.core.queueing.backfill",
     ),

@@ -147,8 +147,8 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a prompt that is for prefill goes where all go": {"who computes a prompt": _whoever_asks},
         "a prompt waits for ever for the decode worker that has its prefix": {
-            "decode workers that a prompt need not wait past": lambda real, places, live, seconds, _: real(
-                places, live, seconds, live.state_since
+            "decode workers that a prompt need not wait past": lambda real, places, live, *told: real(
+                places, live, *told[:-1], live.state_since
             )
         },
         "a prompt gains by the streams beside it": {
