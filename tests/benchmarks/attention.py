@@ -21,10 +21,12 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard, StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, page_bytes
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.platform import CudaStream
 from shared.engine.streams import Stream
@@ -92,7 +94,7 @@ class AttentionBench:
 
         def work() -> None:
             for layer in range(config.layers):
-                planned.attend(layer, q, k, k)
+                planned.attend(layer, q, k, k, HeadTransform())
 
         self.stream.synchronize()
         self.stream.run(work)
@@ -117,10 +119,12 @@ class AttentionBench:
 def on_gpu(gib: float) -> AttentionBench:
     """FlashInfer."""
     device, library = torch.device("cuda", 0), flashinfer_package()
-    stream = CudaStream(device)
+    stream, heads = CudaStream(device), CudaHeadWriter.compiled(device)
 
     def attention(config: ModelConfig, cache: KVCache, rows: int) -> FlashInferAttention:
-        return FlashInferAttention(config, cache, library, lambda: PlanGuard(stream.record), requests=rows)
+        return FlashInferAttention(
+            config, cache, library, heads, lambda: PlanGuard(stream.record), requests=rows
+        )
 
     return AttentionBench(stream, attention, str(device), torch.bfloat16, int(gib * 2**30), CONTEXT)
 

@@ -50,20 +50,6 @@ class FakeFlashInfer:
         assert kwargs.pop("global_override_indptr_cpu") is indptr
         wrapper.make_plan(indptr, last_page_len, shape, **kwargs)
 
-    def append_paged_kv_cache(self, *args: Any) -> None:
-        """Write keys and values."""
-        self.bind("append_paged_kv_cache", *args)
-        k, v, batch_indices, positions, view, kv_indices, kv_indptr, _, layout = args
-        assert layout == "HND"
-        page_size = view.shape[3]
-
-        def append() -> None:
-            pages = kv_indices[kv_indptr[batch_indices.long()] + positions // page_size].long()
-            for kind, new in enumerate((k, v)):
-                view[pages, kind, :, (positions % page_size).long()] = new
-
-        self.stream.run(append)
-
     def bind(self, name: str, *args: Any, **kwargs: Any) -> None:
         """Raise TypeError if the package's function of this name, or method, does not take these arguments."""
         self.calls.append(name)

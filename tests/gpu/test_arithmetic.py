@@ -10,9 +10,12 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
-from shared.engine.attention.protocol import PlanGuard
+from shared.engine.attention.heads import HeadTransform
+from shared.engine.attention.protocol import PagedBatch, PlanGuard
+from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.platform import CudaStream, FlashInferOps
 from shared.engine.cuda.step_kernels import (
     REPORT_WORDS,
@@ -30,7 +33,7 @@ from tests.unit.engine.cuda.test_step_kernels import (
 )
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.late_requests import assert_alike
-from tests.unit.engine.precision import Plan, errors, logits_of
+from tests.unit.engine.precision import Plan, errors, logits_of, moved
 from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
 
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
@@ -54,7 +57,10 @@ def test_the_error_is_that_of_transformers_in_the_same_type(
     library, stream = flashinfer_package(), CudaStream(gpu)
 
     def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
-        attention = FlashInferAttention(config, cache, library, lambda: PlanGuard(stream.record), requests=4)
+        heads = CudaHeadWriter.compiled(gpu)
+        attention = FlashInferAttention(
+            config, cache, library, heads, lambda: PlanGuard(stream.record), requests=4
+        )
         return attention.plan_extend
 
     with stream.on_host():
@@ -77,6 +83,30 @@ def test_our_kernels_are_the_reference_bit_for_bit(gpu: torch.device, rows: int,
         kernels.choose_tokens(logits, slots, own, tokens)
         found.append((own, tokens))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_kernels_of_heads_are_the_reference_but_for_sums(
+    gpu: torch.device, rows: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(rows)
+    heads, kv_heads, page_size, pages = 5, 2, 16, -(-rows // 16)
+    qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim, device=gpu).mul_(3).to(dtype)
+    angles = torch.rand(rows, head_dim // 2, device=gpu) * 7
+    q_norm, k_norm = (torch.rand(2, head_dim, device=gpu) + 0.5).to(dtype)
+    transform = HeadTransform(q_norm, k_norm, 1e-6, torch.cat((angles.cos(), angles.sin()), dim=1))
+    tables = torch.randperm(pages).int().unsqueeze(0)
+    batch = moved(PagedBatch.of(torch.tensor([rows]), torch.tensor([rows]), tables, page_size), str(gpu))
+    found = []
+    for writer in (CudaHeadWriter.compiled(gpu), TorchHeadWriter()):
+        cells = torch.zeros(pages, 3, 2, kv_heads, page_size, head_dim, dtype=dtype, device=gpu)
+        q, k, v = torch.split(qkv.clone(), [heads, kv_heads, kv_heads], dim=1)
+        found.append((writer.write(q, k, v, transform, batch, cells[:, 1]), cells))
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
+        assert (ours != wanted).float().mean() < 0.01
 
 
 def test_words_are_written_as_the_reference_writes_them(gpu: torch.device) -> None:

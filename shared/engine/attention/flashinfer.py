@@ -31,13 +31,14 @@ from shared.engine.attention.flashinfer_workspace import (
     Processors,
     float_workspace_bytes,
 )
-from shared.engine.attention.protocol import PagedBatch
+from shared.engine.attention.heads import HeadTransform
+from shared.engine.attention.protocol import HeadWriter, PagedBatch
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.primitives.errors import ConfigError
 
 HEAD_DIMS = (64, 128, 256)
-ROTARY_DIM_MULTIPLE = 16  # a thread rotates 8 numbers, all of one half (pos_enc.cuh)
+ROTARY_DIM_MULTIPLE = 16  # a lane rotates up to 8 numbers, all of one half (head_kernels.cu)
 DTYPES = (torch.bfloat16, torch.float16)
 
 Capability = tuple[int, int]  # compute capability of a GPU
@@ -82,9 +83,6 @@ class FlashInfer(Protocol):
     def fast_decode_plan(self, wrapper: Any, *args: Any, **kwargs: Any) -> None:
         """Plan as the wrapper does, but for copies to the device."""
 
-    def append_paged_kv_cache(self, *args: Any) -> None:
-        """Write keys and values of rows into their pages."""
-
 
 def check_bounds(
     config: ModelConfig, dtype: torch.dtype, capability: Capability, *, deterministic: bool = False
@@ -99,7 +97,7 @@ def check_bounds(
         )
     if odd := [rope.rotary_dim for rope in config.ropes if rope and rope.rotary_dim % ROTARY_DIM_MULTIPLE]:
         raise ConfigError(
-            f"FlashInfer rotates multiples of {ROTARY_DIM_MULTIPLE} dimensions of a head, this model's {odd[0]} would "
+            f"our kernels rotate multiples of {ROTARY_DIM_MULTIPLE} dimensions of a head, this model's {odd[0]} would "
             "come out wrong: use device cpu"
         )
     if dtype not in DTYPES:
@@ -126,6 +124,7 @@ class FlashInferAttention:
         config: ModelConfig,
         cache: KVCache,
         library: FlashInfer,
+        heads: HeadWriter,
         guard: Callable[[], AbstractContextManager[None]],
         *,
         requests: int,
@@ -139,6 +138,7 @@ class FlashInferAttention:
         batch; it costs speed, most of all for few long requests. `check_bounds` says what can be computed.
         """
         self._library = library
+        self.heads = heads
         self._decode_guard, self._extend_guard = guard(), guard()
         self._deterministic = deterministic
         self._windows = config.windows
@@ -177,21 +177,9 @@ class FlashInferAttention:
 
     # ---- for the steps -------------------------------------------------------------------------------------------
 
-    def write(self, layer: int, batch: PagedBatch, k: Tensor, v: Tensor) -> Tensor:
-        """Write keys and values of a step; returns the layer's cache as FlashInfer takes it."""
-        view = self._views[layer]
-        self._library.append_paged_kv_cache(
-            k,
-            v,
-            batch.batch_indices,
-            batch.positions,
-            view,
-            batch.kv_indices,
-            batch.kv_indptr,
-            batch.kv_last_page_len,
-            "HND",
-        )
-        return view
+    def view(self, layer: int) -> Tensor:
+        """The layer's cache as FlashInfer takes it."""
+        return self._views[layer]
 
     def window(self, layer: int) -> Window:
         """Tokens that a row of this layer sees, None for all."""
@@ -327,9 +315,10 @@ class FlashInferDecode:
             self._captured = planned
         return planned == self._captured
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
-        view = self._attention.write(layer, self._batch, k, v)
+        view = self._attention.view(layer)
+        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
         return self._wrappers[self._attention.window(layer)].run(q, view)
 
 
@@ -341,9 +330,10 @@ class FlashInferExtend:
         self._batch = batch
         self._parts = parts
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
-        view = self._attention.write(layer, self._batch, k, v)
+        view = self._attention.view(layer)
+        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
         window = self._attention.window(layer)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._parts:

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE
 from shared.engine.streams import Mark
 from shared.primitives.errors import InvariantError
@@ -84,8 +85,8 @@ def _starts(lens: Tensor) -> Tensor:
 class PlannedAttention(Protocol):
     """Attention of one step."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k, v [rows, kv_heads, head_dim], then attend with q [rows, heads, head_dim]; shaped as q."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
+        """Transform q and k, write k and v [rows, kv_heads, head_dim], attend with q [rows, heads, head_dim]; as q."""
 
 
 class Attention(Protocol):
@@ -93,6 +94,19 @@ class Attention(Protocol):
 
     def plan(self, batch: PagedBatch) -> PlannedAttention:
         """Everything about a step that all layers share."""
+
+
+class HeadWriter(Protocol):
+    """`HeadTransform`, and the write of keys and values to the pages of a layer."""
+
+    def write(
+        self, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform, batch: PagedBatch, cells: Tensor
+    ) -> Tensor:
+        """Write k and v of a step to their pages; returns the queries to attend with.
+
+        q [rows, heads, head_dim], k and v [rows, kv_heads, head_dim], and what is returned is as q; q and k may be
+        overwritten. cells [pages, 2, kv_heads, page_size, head_dim], see `KVCache.paged_layer`.
+        """
 
 
 class DecodeAttention(PlannedAttention, Protocol):

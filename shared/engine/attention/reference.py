@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -57,6 +58,20 @@ def _largest(batch: PagedBatch) -> tuple[int, int]:
     return int(batch.query_lens.max()), int(batch.kv_lens.max())
 
 
+class TorchHeadWriter:
+    """See `HeadWriter`: in plain torch, on any device."""
+
+    def write(
+        self, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform, batch: PagedBatch, cells: Tensor
+    ) -> Tensor:
+        """See `HeadWriter`."""
+        q, k = transform(q, k, batch.positions)
+        pages, slots = batch.cells()
+        for kind, new in enumerate((k, v)):
+            cells[pages, kind, :, slots] = new.to(cells.dtype)
+        return q
+
+
 class _Plan:
     """What FlashInfer keeps in its integer workspace: here just where each request's pages begin."""
 
@@ -90,9 +105,10 @@ class ReferenceStep:
         self._rows = rows
         self._tokens = tokens
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
         batch, cells = self._batch, self._cache.layer(layer)
+        q, k = transform(q, k, batch.positions)
         pages, slots = batch.cells()
         for cell, new in zip(cells, (k, v), strict=True):
             cell[pages, :, slots] = new.to(cell.dtype)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -76,7 +77,10 @@ class BlockedAttention:
         )
         pages, slots = batch.cells()
         return BlockedStep(
-            self, groups, len(tile_requests), _Places(row_tiles, positions % TILE, pages, slots)
+            self,
+            groups,
+            len(tile_requests),
+            _Places(batch.positions, row_tiles, positions % TILE, pages, slots),
         )
 
     def _group(
@@ -125,6 +129,7 @@ class BlockedAttention:
 class _Places:
     """Where each row of a step is computed, and where its own key and value lie."""
 
+    positions: Tensor  # [tokens] int32
     tiles: Tensor  # [tokens] its tile
     tile_slots: Tensor  # [tokens] its place in the tile
     pages: Tensor  # [tokens]
@@ -143,12 +148,14 @@ class BlockedStep:
         self._rows = attention.cache.store.view(-1, attention.cache.page_size * attention.config.head_dim)
         self._groups = groups
         self._tiles = tiles
+        self._positions = rows.positions
         self._row_tiles, self._row_slots = rows.tiles, rows.tile_slots
         self._pages, self._page_slots = rows.pages, rows.page_slots
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
         config = self._config
+        q, k = transform(q, k, self._positions)
         dtype = self._cache.store.dtype
         keys, values = self._cache.layer(layer)
         # Finite: an infinite value times weight 0 is NaN, and would spoil rows that must not see the value.

@@ -58,9 +58,7 @@ def modules(
 ) -> tuple[Module, ...]:
     """What models of these dtypes and head_dims need; most of the time and size is attention's."""
     return (
-        Module("flashinfer.jit.page", "gen_page_module"),
         Module("flashinfer.jit.norm", "gen_norm_module"),
-        Module("flashinfer.jit.rope", "gen_rope_module"),
         Module("flashinfer.jit.activation", "gen_act_and_mul_module", ("silu",)),
         *(
             module

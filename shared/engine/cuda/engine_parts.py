@@ -14,7 +14,9 @@ from shared.engine.model.ops import Ops
 from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.streams import Stream
 
-RunModel = Callable[[Tensor, Tensor, PlannedAttention, Tensor | None], Tensor]  # see `DecoderModel.run`
+RunModel = Callable[
+    [Tensor, PlannedAttention, Tensor | None, Tensor | None], Tensor
+]  # see `DecoderModel.run`
 
 
 @dataclass(frozen=True, slots=True)

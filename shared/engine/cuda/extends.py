@@ -154,7 +154,7 @@ class Extends:
             attention = self._attention.plan_extend(host, device)
         _, ids = self._staging.put(rows)
         _, needed = self._staging.put(at)
-        return partial(self._compute, ids, device.positions, attention, needed, logits, scored)
+        return partial(self._compute, ids, attention, needed, logits, scored)
 
     def download(self, step: ExtendStep) -> None:
         """Bring reports to a buffer of the host, behind the last run."""
@@ -187,19 +187,19 @@ class Extends:
     def _compute(
         self,
         token_ids: Tensor,
-        positions: Tensor,
         attention: PlannedAttention,
         at: Tensor,
         sampled: Tensor,
         scored: _ScoredTokens | None,
     ) -> None:
         """The device's part. `sampled` float32 [rows that sample, vocab], out: their logits, behind the scored ones."""
-        logits = self._run_model(token_ids, positions, attention, at)
-        if scored is not None:
-            count = len(scored.token_ids)
-            self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.reports)
-            logits = logits[count:]
-        sampled.copy_(logits)
+        if scored is None:
+            self._run_model(token_ids, attention, at, sampled)
+            return
+        logits = self._run_model(token_ids, attention, at, None)
+        count = len(scored.token_ids)
+        self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.reports)
+        sampled.copy_(logits[count:])
 
 
 def _starts(lens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -146,4 +146,4 @@ class DecodeGraphs:
             batch.kv_last_page_len,
             batch.kv_indices,
         )
-        self._logits[:rows].copy_(self._run_model(token_ids, batch.positions, attention, None))
+        self._run_model(token_ids, attention, None, self._logits[:rows])

@@ -23,10 +23,11 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.memory import DeviceMemory
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
-from shared.engine.model.ops import Linear, Ops
+from shared.engine.model.ops import Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
@@ -81,12 +82,14 @@ def cuda_platform(deterministic: bool) -> Platform:
     flashinfer = flashinfer_package()
     check_compiled_for(capability, aot_folder())
     forward, copies = CudaStream(device), CudaStream(device)
+    heads = CudaHeadWriter.compiled(device)
 
     def attention(config: ModelConfig, cache: KVCache, slots: int) -> FlashInferAttention:
         return FlashInferAttention(
             config,
             cache,
             flashinfer,
+            heads,
             lambda: PlanGuard(forward.record),
             requests=slots,
             deterministic=deterministic,
@@ -182,9 +185,9 @@ class FlashInferOps:
         """See `Ops`."""
         return partial(torch.nn.functional.linear, weight=weight, bias=bias)
 
-    def head(self, weight: Tensor) -> Linear:
+    def head(self, weight: Tensor) -> Head:
         """See `Ops`."""
-        return partial(torch.mm, mat2=weight.t(), out_dtype=torch.float32)
+        return lambda x, logits: torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""
@@ -207,13 +210,6 @@ class FlashInferOps:
         """See `Ops`; of torch, as no family that needs it has been brought to GPUs yet."""
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.gelu(gate, approximate="tanh") * up
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Ops`; both are overwritten."""
-        self._flashinfer.apply_rope_with_cos_sin_cache_inplace(
-            positions, q, k, q.shape[-1], cos_sin, is_neox=True
-        )
-        return q, k
 
 
 # ---- Torch's streams and events as `Stream` and `Mark`, and CUDA graphs ----------------------------------------------

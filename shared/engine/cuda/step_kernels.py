@@ -10,16 +10,16 @@ from __future__ import annotations
 import ctypes
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
 from shared.engine.sampling.sampler import gumbel_noise, nucleus_floor, row_keys
 from shared.engine.streams import Stream
-from shared.primitives.errors import InvariantError, StartError
 from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs
 
 
@@ -227,12 +227,7 @@ def _read_one(own: NDArray[np.int32], top: int) -> TokenLogprobs:
     return bounded_logprobs(logprob, int(own[ReportWord.RANK]), zip(ids[:top], logprobs[:top], strict=True))
 
 
-# ---- `StepKernels` by `step_kernels.cu`, compiled at start for the GPU that is there ---------------------------------
-# NVRTC compiles it, so an image needs no nvcc and no header; it and `cuda-bindings` come with torch on CUDA. Products
-# are not fused into sums: tokens are then those of `ReferenceKernels`. Tests compile the same source for CPUs, launch
-# it through the same code, and have NVRTC compile it for four architectures; `tests/gpu` compares on a GPU.
-
-
+# ---- `StepKernels` by `step_kernels.cu` ----------------------------------------------------------------------------
 SOURCE = Path(__file__).with_name("step_kernels.cu")
 _ROW_THREADS = 1024  # a row of logits is long
 _PARTS_MAX = 32  # blocks of a row
@@ -240,20 +235,6 @@ _BEST_WORDS = 2  # a logit and its token
 _CHOOSE_THREADS = 32
 _PREPARE_THREADS = 128
 _WRITE_THREADS = 256
-
-Argument = Tensor | ctypes.c_int | ctypes.c_longlong
-
-
-class Launch(Protocol):
-    """Runs a kernel of `step_kernels.cu`."""
-
-    def __call__(
-        self, name: str, blocks: int, threads: int, arguments: ctypes.Array[ctypes.c_void_p]
-    ) -> None:
-        """Launch it on torch's current stream; `arguments` are pointers to the arguments, as cuLaunchKernel takes them.
-
-        They are read before this returns.
-        """
 
 
 class CudaKernels:
@@ -267,13 +248,9 @@ class CudaKernels:
     @classmethod
     def compiled(cls, device: torch.device) -> CudaKernels:
         """Compiled for this GPU. Raises `StartError` if they cannot be."""
-        major, minor = torch.cuda.get_device_capability(device)
-        cubin = compile_for(f"sm_{major}{minor}")
-        with torch.cuda.device(device):
-            torch.cuda.synchronize()  # torch has made its context by then, which the driver loads into
-            gpu = torch.cuda.get_device_properties(device)
-            blocks = gpu.max_threads_per_multi_processor // _ROW_THREADS * gpu.multi_processor_count
-            return cls(LoadedKernels(cubin), blocks)
+        gpu = torch.cuda.get_device_properties(device)
+        blocks = gpu.max_threads_per_multi_processor // _ROW_THREADS * gpu.multi_processor_count
+        return cls(compiled(SOURCE, device), blocks)
 
     def write_words(self, entries: Tensor, words: Tensor) -> None:
         """See `StepKernels`."""
@@ -281,7 +258,7 @@ class CudaKernels:
         if count == 0:  # CUDA refuses a launch of no blocks
             return
         blocks = (count - 1) // _WRITE_THREADS + 1
-        self._run("write_words", blocks, _WRITE_THREADS, entries, ctypes.c_int(count), words)
+        run_kernel(self._launch, "write_words", blocks, _WRITE_THREADS, entries, ctypes.c_int(count), words)
 
     def prepare_decode(
         self,
@@ -296,7 +273,8 @@ class CudaKernels:
         kv_indices: Tensor,
     ) -> None:
         """See `StepKernels`."""
-        self._run(
+        run_kernel(
+            self._launch,
             "prepare_decode",
             len(slots),
             _PREPARE_THREADS,
@@ -320,7 +298,7 @@ class CudaKernels:
         temperature, top_p, log_min_p = factors
         of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(logits.shape[1]))
         asked = (rows, top_k, temperature, top_p, log_min_p)
-        self._run("filter_rows", len(rows), _ROW_THREADS, *of_rows, *asked)
+        run_kernel(self._launch, "filter_rows", len(rows), _ROW_THREADS, *of_rows, *asked)
 
     def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
         """See `StepKernels`."""
@@ -331,9 +309,12 @@ class CudaKernels:
         parts = max(1, min(self._row_blocks // max(rows, 1), _PARTS_MAX))
         of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(vocab_size), ctypes.c_int(parts))
         highest, drawn = torch.empty(2, rows, parts, _BEST_WORDS, dtype=torch.int32, device=logits.device)
-        self._run("highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest)
-        self._run("draw_of_parts", rows * parts, _ROW_THREADS, *of_rows, slots, state, highest, drawn)
-        self._run(
+        run_kernel(self._launch, "highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest)
+        run_kernel(
+            self._launch, "draw_of_parts", rows * parts, _ROW_THREADS, *of_rows, slots, state, highest, drawn
+        )
+        run_kernel(
+            self._launch,
             "choose_tokens",
             (rows - 1) // _CHOOSE_THREADS + 1,
             _CHOOSE_THREADS,
@@ -354,7 +335,8 @@ class CudaKernels:
         assert logits.dtype == torch.float32
         assert logits.stride(1) == 1
         assert reports.shape[1] == REPORT_WORDS
-        self._run(
+        run_kernel(
+            self._launch,
             "logprobs",
             len(rows),
             _ROW_THREADS,
@@ -366,91 +348,3 @@ class CudaKernels:
             tops,
             reports,
         )
-
-    def _run(self, name: str, blocks: int, threads: int, *arguments: Argument) -> None:
-        values = [
-            ctypes.c_void_p(each.data_ptr()) if isinstance(each, Tensor) else each for each in arguments
-        ]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self._launch(name, blocks, threads, pointers)
-
-
-class LoadedKernels:
-    """`Launch` by the driver: a compiled module, loaded into the context that is current."""
-
-    def __init__(self, cubin: bytes) -> None:
-        driver, _ = _bindings()
-        self._driver = driver
-        (self._module,) = _checked(driver.cuModuleLoadData(cubin), "the driver cannot load the kernels")
-        self._functions: dict[str, Any] = {}
-
-    def __call__(
-        self, name: str, blocks: int, threads: int, arguments: ctypes.Array[ctypes.c_void_p]
-    ) -> None:
-        """See `Launch`."""
-        if (function := self._functions.get(name)) is None:
-            found = self._driver.cuModuleGetFunction(self._module, name.encode())
-            (function,) = _checked(found, f"the kernels have no {name}")
-            self._functions[name] = function
-        stream = torch.cuda.current_stream().cuda_stream
-        pointers = ctypes.addressof(arguments)
-        (status,) = self._driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, 0)
-        if int(status) != 0:
-            raise InvariantError(
-                f"the driver refused {name} with {blocks} blocks of {threads}: {status.name}"
-            )
-
-
-def compile_for(architecture: str) -> bytes:
-    """The kernels as a cubin for an architecture such as `sm_90`. Raises `StartError` with the compiler's own words."""
-    _, nvrtc = _bindings()
-    try:
-        created = nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), SOURCE.name.encode(), 0, None, None)
-    except RuntimeError as error:  # its library is loaded by the first call
-        raise StartError(
-            f"NVRTC is missing ({_first_line(error)}): install torch's build for CUDA 13, or use device cpu"
-        ) from None
-    (program,) = _checked(created, "NVRTC cannot start")
-    try:
-        options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if int(status) != 0:
-            raise StartError(
-                f"NVRTC cannot compile {SOURCE.name} for {architecture} ({status.name}): {_log(nvrtc, program)}"
-            )
-        (size,) = _checked(nvrtc.nvrtcGetCUBINSize(program), "NVRTC compiled nothing")
-        cubin = bytes(size)
-        _checked(nvrtc.nvrtcGetCUBIN(program, cubin), "NVRTC compiled nothing")
-        return cubin
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _bindings() -> tuple[Any, Any]:
-    """The driver's and NVRTC's functions; torch on CUDA brings them, torch on CPU does not."""
-    try:
-        from cuda.bindings import driver, nvrtc
-    except ImportError as error:
-        raise StartError(
-            f"cuda-bindings is missing ({error}): install torch's build for CUDA 13, or use device cpu"
-        ) from None
-    return driver, nvrtc
-
-
-def _checked(result: tuple[Any, ...], sentence: str) -> tuple[Any, ...]:
-    """What a call returned besides its status. Raises `StartError` with `sentence` if the status is an error."""
-    status, *values = result
-    if int(status) != 0:
-        raise StartError(f"{sentence}: {status.name}; use device cpu if this GPU or its driver is too old")
-    return tuple(values)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0]
-
-
-def _log(nvrtc: Any, program: Any) -> str:
-    (size,) = _checked(nvrtc.nvrtcGetProgramLogSize(program), "NVRTC has no log")
-    words = bytes(size)
-    _checked(nvrtc.nvrtcGetProgramLog(program, words), "NVRTC has no log")
-    return words.rstrip(b"\0").decode(errors="replace").strip()

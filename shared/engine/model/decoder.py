@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import Attention, PagedBatch, PlannedAttention, soft_cap
 from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -32,9 +33,8 @@ class DecoderLayer:
     attention_norm: Tensor | None  # [hidden]
     attention_post_norm: Tensor | None
     qkv: Linear
-    q_norm: Tensor | None  # [head_dim], or [heads · head_dim]
-    k_norm: Tensor | None
-    cos_sin: Tensor | None  # [context_len, rotary_dim]; None: nothing is rotated
+    whole_norms: tuple[Tensor, Tensor] | None  # of q and k over all of their heads, [heads · head_dim]
+    heads: HeadTransform
     output: Linear
     mlp_norm: Tensor | None
     mlp_post_norm: Tensor | None
@@ -42,31 +42,27 @@ class DecoderLayer:
     down: Linear
 
     def __call__(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, attention: PlannedAttention
+        self, x: Tensor, residual: Tensor | None, attention: PlannedAttention
     ) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] and the stream it is yet to be added to → the same. The first layer's x is the stream."""
         x, residual = self._read(x, residual, self.attention_norm)
-        q, k, v = self._qkv(x)
-        if self.cos_sin is not None:
-            q, k = self.ops.rotate(q, k, positions, self.cos_sin)
-        attended = attention.attend(self.number, q, k, v)
+        attended = attention.attend(self.number, *self._qkv(x), self.heads)
         x = self._given(self.output(attended.reshape(len(x), -1)), self.attention_post_norm)
         x, residual = self._read(x, residual, self.mlp_norm)
         return self._given(self.down(self._gated(self.gate_up(x))), self.mlp_post_norm), residual
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [tokens, hidden] → three of [tokens, heads, head_dim], those of q and k normalized in some families."""
+        """x [tokens, hidden] → three of [tokens, heads, head_dim]."""
         config = self.config
         sizes = [config.heads, config.kv_heads, config.kv_heads]
         q, k, v = torch.split(self.qkv(x).view(len(x), sum(sizes), config.head_dim), sizes, dim=1)
-        return self._head_norm(q, self.q_norm), self._head_norm(k, self.k_norm), v
+        if self.whole_norms is not None:
+            pairs = zip((q, k), self.whole_norms, strict=True)
+            q, k = (self._norm(x.flatten(1), weight).view(x.shape) for x, weight in pairs)
+        return q, k, v
 
-    def _head_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        if weight is None:
-            return x
-        if self.config.qk_norm is QKNorm.HEAD:
-            return self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
-        return self.ops.rms_norm(x.flatten(1), weight, self.config.rms_norm_eps).view(x.shape)
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _read(self, x: Tensor, residual: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
         """What attention or the MLP reads, and the stream."""
@@ -74,13 +70,13 @@ class DecoderLayer:
             stream = x if residual is None else residual + x
             return stream, stream
         if residual is None:
-            return self.ops.rms_norm(x, weight, self.config.rms_norm_eps), x
+            return self._norm(x, weight), x
         return self.ops.add_rms_norm(x, residual, weight, self.config.rms_norm_eps)
 
     def _given(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """What is added to the stream."""
         if weight is not None:
-            x = self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
+            x = self._norm(x, weight)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale
 
     def _gated(self, gate_up: Tensor) -> Tensor:
@@ -125,9 +121,13 @@ class DecoderModel:
         on_progress("loading weights", 1.0)
 
     def run(
-        self, token_ids: Tensor, positions: Tensor, attention: PlannedAttention, sampled_rows: Tensor | None
+        self,
+        token_ids: Tensor,
+        attention: PlannedAttention,
+        sampled_rows: Tensor | None,
+        logits: Tensor | None = None,
     ) -> Tensor:
-        """token_ids, positions [tokens], sampled_rows [rows] or None for all → logits float32 [rows, vocab].
+        """token_ids [tokens], sampled_rows [rows] or None for all → logits float32 [rows, vocab], where they are given.
 
         The integers are of 32 or 64 bits. Nothing here waits for the device or depends on a value, so the call may be
         captured as a CUDA graph.
@@ -136,18 +136,23 @@ class DecoderModel:
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         for layer in self._layers:
-            x, residual = layer(x, residual, positions, attention)
+            x, residual = layer(x, residual, attention)
             self.layers_done += 1
         assert residual is not None, "a decoder has layers"
+        if logits is None:
+            rows = len(x) if sampled_rows is None else len(sampled_rows)
+            logits = x.new_empty(rows, self.config.vocab_size, dtype=torch.float32)
+        if not len(logits):
+            return logits
         if sampled_rows is not None:
-            if not len(sampled_rows):
-                return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
         x, _ = self._ops.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
-        logits = self._head(x)
+        self._head(x, logits)
         if self.config.logits_divisor != 1:
-            logits = logits / self.config.logits_divisor
-        return soft_cap(logits, self.config.logits_cap)
+            logits /= self.config.logits_divisor
+        if self.config.logits_cap is not None:
+            logits.copy_(soft_cap(logits, self.config.logits_cap))
+        return logits
 
 
 class PlanningDecoder:
@@ -164,7 +169,7 @@ class PlanningDecoder:
 
     def forward(self, token_ids: Tensor, batch: PagedBatch, sampled_rows: Tensor) -> Tensor:
         """See `Model`."""
-        return self._decoder.run(token_ids, batch.positions, self._attention.plan(batch), sampled_rows)
+        return self._decoder.run(token_ids, self._attention.plan(batch), sampled_rows)
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ class _Loader:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
         hidden, inner = config.hidden_size, config.intermediate_size
-        rope = config.ropes[number]
+        rope, norms = config.ropes[number], self.weights.qk_norms(number, self.dtype)
         return DecoderLayer(
             number=number,
             config=config,
@@ -205,12 +210,16 @@ class _Loader:
                 hidden,
                 bias=config.qkv_bias,
             ),
-            cos_sin=self.tables[rope] if rope else None,
+            whole_norms=(norms["q_norm"], norms["k_norm"]) if config.qk_norm is QKNorm.WHOLE else None,
+            heads=HeadTransform(
+                **norms if config.qk_norm is QKNorm.HEAD else {},
+                epsilon=config.rms_norm_eps,
+                cos_sin=self.tables[rope] if rope else None,
+            ),
             output=self.linear([f"{attention}.o_proj"], [hidden], q_size, bias=config.output_bias),
             gate_up=self.linear(
                 [f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], hidden, bias=config.mlp_bias
             ),
             down=self.linear([f"{mlp}.down_proj"], [hidden], inner, bias=config.mlp_bias),
             **self.weights.layer_norms(number, self.dtype),
-            **self.weights.qk_norms(number, self.dtype),
         )

@@ -17,14 +17,21 @@ class Linear(Protocol):
         """x [rows, inputs] → [rows, outputs]."""
 
 
+class Head(Protocol):
+    """Logits, float32: no two are equal only because they were rounded."""
+
+    def __call__(self, x: Tensor, logits: Tensor) -> Tensor:
+        """x [rows, hidden] → logits float32 [rows, vocab], which are overwritten and returned."""
+
+
 class Ops(Protocol):
     """What a decoder's layers are made of. x [tokens, …] in the model's dtype."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight [outputs, inputs], bias [outputs], kept as they are best read."""
 
-    def head(self, weight: Tensor) -> Linear:
-        """As `linear`, but the results are float32: no two logits are equal only because they were rounded."""
+    def head(self, weight: Tensor) -> Head:
+        """weight [vocab, hidden], kept as it is best read."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Over the last dimension of x [..., size]."""
@@ -39,10 +46,3 @@ class Ops(Protocol):
 
     def gelu_and_mul(self, gate_up: Tensor) -> Tensor:
         """As `silu_and_mul`, of GELU as approximated by tanh."""
-
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary embedding, halves rotated. q and k [tokens, heads, head_dim] may be overwritten.
-
-        positions [tokens] int32; cos_sin [context_len, rotary_dim] float32, cosines in the first half: so many
-        dimensions of each head are rotated, the first ones.
-        """

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shared.engine.model.ops import Linear
+from shared.engine.attention.heads import rms_norm
+from shared.engine.model.ops import Head, Linear
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
@@ -59,26 +60,24 @@ class TorchOps:
         """`linear` makes y = x Wᵀ + b of a weight and a bias: `PackedLinear` for the same bits in any batch."""
         self.linear = linear
 
-    def head(self, weight: Tensor) -> Linear:
+    def head(self, weight: Tensor) -> Head:
         """See `Ops`."""
         if weight.is_cuda and weight.dtype != torch.float32:
             return partial(_wide_product, weight)
         # a CPU has no product whose results are wider than its factors
         linear = self.linear(weight.float(), None)
-        return lambda x: linear(x.float())
+        return lambda x, logits: logits.copy_(linear(x.float()))
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """See `Ops` (Zhang and Sennrich, 2019)."""
-        wide = x.float()
-        scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
-        return weight * (wide * scale).to(x.dtype)
+        """See `Ops`."""
+        return rms_norm(x, weight, epsilon)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """See `Ops`."""
         total = x + residual
-        return self.rms_norm(total, weight, epsilon), total
+        return rms_norm(total, weight, epsilon), total
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """See `Ops`."""
@@ -91,19 +90,6 @@ class TorchOps:
         doubled = _GELU_SLOPE * (gate + 0.044715 * gate * gate * gate)
         return (gate / (1.0 + torch.exp(-doubled)) * up).to(gate_up.dtype)
 
-    def rotate(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Ops`."""
-        cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
-
-def _wide_product(weight: Tensor, x: Tensor) -> Tensor:
-    return torch.mm(x, weight.t(), out_dtype=torch.float32)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    size = cos.shape[-1]
-    first, second, kept = torch.split(x, [size, size, x.shape[-1] - 2 * size], dim=-1)
-    # A narrow one becomes float32 by the angles.
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
+def _wide_product(weight: Tensor, x: Tensor, logits: Tensor) -> Tensor:
+    return torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)

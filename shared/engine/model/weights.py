@@ -195,12 +195,12 @@ class DecoderWeights:
             for place, name in _NORM_NAMES[self._config.norms].items()
         }
 
-    def qk_norms(self, number: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        """Norms of queries and keys: [head_dim], or [heads · head_dim] where all heads are normalized together."""
+    def qk_norms(self, number: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Norms of queries and keys, if the family has any: [head_dim], or [heads · head_dim] over all heads."""
         config, prefix = self._config, f"model.layers.{number}.self_attn"
         heads = {"q_norm": config.heads, "k_norm": config.kv_heads}
         if config.qk_norm is QKNorm.NONE:
-            return dict.fromkeys(heads)
+            return {}
         whole = config.qk_norm is QKNorm.WHOLE
         return {
             name: self.norm(f"{prefix}.{name}", (count if whole else 1) * config.head_dim, dtype)

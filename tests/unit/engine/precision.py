@@ -62,8 +62,8 @@ def logits_of(
     with torch.inference_mode():
         for step in steps:
             host = PagedBatch.of(torch.tensor([step]), torch.tensor([done + step]), table, PAGE_SIZE)
-            batch = _moved(host, device)
-            logits.append(model.run(ids[done : done + step], batch.positions, plan(host, batch), None))
+            batch = moved(host, device)
+            logits.append(model.run(ids[done : done + step], plan(host, batch), None))
             done += step
     return torch.cat(logits)
 
@@ -88,7 +88,7 @@ def _transformers(folder: Path, dtype: torch.dtype, device: str) -> PreTrainedMo
     return cast(PreTrainedModel, model.to(device))
 
 
-def _moved(batch: PagedBatch, device: str) -> PagedBatch:
+def moved(batch: PagedBatch, device: str) -> PagedBatch:
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     moved: dict[str, Any] = {
         name: each.to(device) for name, each in values.items() if isinstance(each, Tensor)

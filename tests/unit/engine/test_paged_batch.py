@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE, KVCache, PageCounts
@@ -95,13 +96,15 @@ def test_attention_by_blocks_is_attention_over_the_same_pages(seed: int) -> None
         cache.store.copy_(before)
     blocked = BlockedAttention(CONFIG, caches[0]).plan(batch)
     plain = ReferenceAttention(CONFIG, caches[1]).plan(batch)
+    angles = torch.rand(int(batch.positions.max()) + 1, CONFIG.head_dim, generator=generator)
+    turned = HeadTransform(torch.rand(CONFIG.head_dim), torch.rand(CONFIG.head_dim), 1e-5, angles)
     for layer in range(CONFIG.layers):
         q, k, v = (
             torch.randn(rows, heads, CONFIG.head_dim, generator=generator)
             for heads in (CONFIG.heads, CONFIG.kv_heads, CONFIG.kv_heads)
         )
         torch.testing.assert_close(
-            blocked.attend(layer, q, k, v), plain.attend(layer, q, k, v), rtol=1e-5, atol=1e-5
+            blocked.attend(layer, q, k, v, turned), plain.attend(layer, q, k, v, turned), rtol=1e-5, atol=1e-5
         )
     assert torch.equal(caches[0].store, caches[1].store)
     assert not torch.equal(caches[0].store, before)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import TorchOps
 
@@ -74,13 +75,13 @@ def test_rotation_turns_pairs_of_halves_by_the_angles_of_a_position(dtype: torch
     for each in (q, k):
         turned = torch.complex(*each.double().chunk(2, dim=-1)) * turns
         expected.append(torch.cat((turned.real, turned.imag), dim=-1))
-    for found, exact in zip(OPS.rotate(q, k, positions, cos_sin), expected, strict=True):
+    for found, exact in zip(HeadTransform(cos_sin=cos_sin)(q, k, positions), expected, strict=True):
         assert_rounded(found, exact, dtype, 1)
 
 
 @every_dtype
 def test_the_head_keeps_logits_apart_that_a_narrow_type_would_round_to_one(dtype: torch.dtype) -> None:
     weight = torch.tensor([[1.0, 1.0], [1.0, 0.5], [1.0, 0.0]]).to(dtype)
-    logits = OPS.head(weight)(torch.tensor([[1.0, 2.0**-12]]).to(dtype))
+    logits = OPS.head(weight)(torch.tensor([[1.0, 2.0**-12]]).to(dtype), torch.zeros(1, 3))
     assert logits.dtype == torch.float32
     assert logits.tolist() == [[1 + 2.0**-12, 1 + 2.0**-13, 1.0]]

@@ -1,4 +1,4 @@
-// What step_kernels.cu takes from CUDA, for g++. A block's threads run one after the other, or, where they wait for
+// What our kernels take from CUDA, for g++. A block's threads run one after the other, or, where they wait for
 // each other, as threads of the system.
 
 #include <barrier>
@@ -26,14 +26,19 @@ static inline void __syncthreads() {
 }
 
 template <class T>
-static T __shfl_xor_sync(unsigned, T own, int lanes) {
+static T __shfl_sync(unsigned, T own, int lane) {
   static T given[1024];
   if (!together) return own;
   given[threadIdx.x] = own;
   __syncthreads();
-  T other = given[threadIdx.x ^ lanes];
+  T other = given[threadIdx.x / 32 * 32 + lane];
   __syncthreads();
   return other;
+}
+
+template <class T>
+static T __shfl_xor_sync(unsigned, T own, int lanes) {
+  return __shfl_sync(0, own, threadIdx.x % 32 ^ lanes);
 }
 
 static inline float __int_as_float(int bits) {
@@ -72,6 +77,7 @@ static void launch(void (*kernel)(Arguments...), int blocks, int threads, bool w
       running.emplace_back([=] {
         threadIdx.x = thread;
         call(kernel, arguments, indices);
+        together->arrive_and_drop();  // a warp may end before the others
       });
     for (auto& each : running) each.join();
     together = nullptr;

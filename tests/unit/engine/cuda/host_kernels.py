@@ -1,26 +1,20 @@
-"""`step_kernels.cu` compiled for CPUs, and launched as on a GPU: the same text, the same pointers to arguments."""
+"""CUDA sources of ours compiled for CPUs, and launched as on a GPU: the same text, the same pointers to arguments."""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda.step_kernels import SOURCE
-
 _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
-_KERNELS = {
-    "highest_of_parts": True,
-    "draw_of_parts": True,
-    "choose_tokens": False,
-    "filter_rows": True,
-    "logprobs": True,
-    "prepare_decode": False,
-    "write_words": False,
-}  # do threads wait for each other?
+_KERNEL = re.compile(r"__global__ (?:__launch_bounds__\([^)]*\) )?void (\w+)\(")
+# Threads of these wait for each other, and may be any number; a warp of those waits for itself.
+_BY_BLOCK = {"highest_of_parts", "draw_of_parts", "filter_rows", "logprobs"}
+_BY_WARP = "write_heads"
 
 
 def skip_without_compiler() -> None:
@@ -29,24 +23,35 @@ def skip_without_compiler() -> None:
         pytest.skip("there is no g++ to compile with")
 
 
-def compile_for_host(folder: Path) -> Path:
-    """The library, for `HostLaunch`."""
+def kernels_of(source: Path) -> list[str]:
+    """The names of a source's kernels."""
     skip_without_compiler()
+    expand = ["g++", "-E", "-P", "-x", "c++", str(source)]
+    return _KERNEL.findall(subprocess.run(expand, check=True, capture_output=True, text=True).stdout)
+
+
+def waits(kernel: str) -> str:
+    """Whether threads of a kernel wait for each other, as C++ has it."""
+    return str(kernel in _BY_BLOCK or kernel.startswith(_BY_WARP)).lower()
+
+
+def compile_for_host(source: Path, folder: Path) -> Path:
+    """The library of a source, for `HostLaunch`."""
     launchers = "".join(
         f'extern "C" void launch_{name}(int blocks, int threads, void** arguments) {{'
-        f" launch({name}, blocks, threads, {str(waiting).lower()}, arguments); }}\n"
-        for name, waiting in _KERNELS.items()
+        f" launch({name}, blocks, threads, {waits(name)}, arguments); }}\n"
+        for name in kernels_of(source)
     )
-    text = folder / "step_kernels.cpp"
-    text.write_text(f'#include "{_HEADER}"\n#include "{SOURCE}"\n{launchers}')
-    library = folder / "step_kernels.so"
+    text = folder / f"{source.stem}.cpp"
+    text.write_text(f'#include "{_HEADER}"\n#include "{source}"\n{launchers}')
+    library = folder / f"{source.stem}.so"
     flags = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-pthread"]
     subprocess.run(["g++", *flags, "-o", library, text], check=True)
     return library
 
 
 class HostLaunch:
-    """`Launch` on this CPU; where threads wait for each other, with `threads` of them instead of those asked for."""
+    """`Launch` on this CPU; where all of a block's threads wait, with `threads` of them, not those asked for."""
 
     def __init__(self, library: Path, threads: int = 1) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -56,6 +61,5 @@ class HostLaunch:
         self, name: str, blocks: int, threads: int, arguments: ctypes.Array[ctypes.c_void_p]
     ) -> None:
         """See `Launch`."""
-        if _KERNELS[name]:
-            threads = self._threads
-        getattr(self._library, f"launch_{name}")(blocks, threads, arguments)
+        launch = getattr(self._library, f"launch_{name}")
+        launch(blocks, self._threads if name in _BY_BLOCK else threads, arguments)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
-from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.attention.reference import ReferenceAttention, TorchHeadWriter
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
+from shared.engine.streams import Stream
 from shared.primitives.errors import ConfigError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream
@@ -43,6 +45,28 @@ CONFIG = ModelConfig(
     ropes=(None,) * 4,
     attention_scale=8**-0.5,
 )
+
+
+UNCHANGED = HeadTransform()
+
+
+class HeadsOnStream:
+    """`HeadWriter` whose writes happen when the stream comes to them; heads stay as they are."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def write(
+        self, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform, batch: PagedBatch, cells: Tensor
+    ) -> Tensor:
+        """See `HeadWriter`."""
+        assert transform is UNCHANGED
+
+        def write() -> None:
+            TorchHeadWriter().write(q, k, v, transform, batch, cells)
+
+        self._stream.run(write)
+        return q
 
 
 class Steps:
@@ -72,7 +96,13 @@ class Steps:
         )
         self.reference = ReferenceAttention(CONFIG, reference)
         self.attention = FlashInferAttention(
-            CONFIG, self.cache, self.library, guard, requests=REQUESTS, deterministic=deterministic
+            CONFIG,
+            self.cache,
+            self.library,
+            HeadsOnStream(self.stream),
+            guard,
+            requests=REQUESTS,
+            deterministic=deterministic,
         )
         self.kv_lens = [0] * REQUESTS
         self.tables = torch.randperm(PAGES)[: REQUESTS * WIDTH].view(REQUESTS, WIDTH).int()
@@ -133,8 +163,8 @@ class Steps:
         for layer in range(CONFIG.layers):
             q = torch.randn(rows + padding, CONFIG.heads, CONFIG.head_dim)
             k, v = (torch.randn(rows + padding, CONFIG.kv_heads, CONFIG.head_dim) for _ in range(2))
-            wanted = reference.attend(layer, q[:rows], k[:rows], v[:rows])
-            self.compared.append((planned.attend(layer, q, k, v)[:rows], wanted))
+            wanted = reference.attend(layer, q[:rows], k[:rows], v[:rows], UNCHANGED)
+            self.compared.append((planned.attend(layer, q, k, v, UNCHANGED)[:rows], wanted))
 
     def _batch(self, requests: Sequence[int], lens: Sequence[int]) -> PagedBatch:
         for request, rows in zip(requests, lens, strict=True):
@@ -238,7 +268,7 @@ def test_tensor_cores_decode_where_many_heads_share_keys(
     cache = KVCache(config, PageCounts(4), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
     library = FakeFlashInfer(LateStream(random.Random(0), []))
     attention = FlashInferAttention(
-        config, cache, library, nullcontext, requests=2, deterministic=deterministic
+        config, cache, library, TorchHeadWriter(), nullcontext, requests=2, deterministic=deterministic
     )
     attention.for_decode(Steps(0).static[2])
     assert {each.use_tensor_cores for each in library.decoders} == {tensor_cores}

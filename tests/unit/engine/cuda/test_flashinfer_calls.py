@@ -39,7 +39,6 @@ def test_attention_calls_bind(package: Any, deterministic: bool) -> None:
     bound = set(steps.library.calls)
     decode, prefill = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
     assert bound == {
-        "append_paged_kv_cache",
         "fast_decode_plan",
         *(decode + end for end in ("", ".plan", ".reset_workspace_buffer", ".run")),
         *(prefill + end for end in ("", ".plan", ".run")),
@@ -62,11 +61,6 @@ def test_ops_calls_bind_and_compute_what_torch_ops_do(package: Any) -> None:
     torch.testing.assert_close(ours.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5), expected)
     torch.testing.assert_close(ours.silu_and_mul(x), wanted.silu_and_mul(x))
     torch.testing.assert_close(ours.gelu_and_mul(x), wanted.gelu_and_mul(x))
-    qkv, positions = torch.randn(5, 4, 8), torch.tensor([0, 3, 1, 7, 2]).int()
-    angles = torch.rand(9, 4)
-    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1)
-    expected = wanted.rotate(qkv[:, :2].clone(), qkv[:, 2:].clone(), positions, cos_sin)
-    torch.testing.assert_close(ours.rotate(qkv[:, :2], qkv[:, 2:], positions, cos_sin), expected)
     matrix, bias = torch.randn(3, 8), torch.randn(3)
     torch.testing.assert_close(ours.linear(matrix, bias)(x), wanted.linear(matrix, bias)(x))
 
@@ -102,20 +96,10 @@ def _bound(package: Any) -> Any:
     def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
         return plain.silu_and_mul(input)
 
-    def apply_rope_with_cos_sin_cache_inplace(
-        positions: Tensor, query: Tensor, key: Tensor, head_size: int, cos_sin_cache: Tensor, is_neox: bool
-    ) -> None:
-        assert is_neox
-        assert query.view(len(query), -1, head_size).shape == query.shape
-        rotated = plain.rotate(query, key, positions, cos_sin_cache)
-        query.copy_(rotated[0])
-        key.copy_(rotated[1])
-
     functions = (
         rmsnorm,
         fused_add_rmsnorm,
         silu_and_mul,
-        apply_rope_with_cos_sin_cache_inplace,
     )
     return SimpleNamespace(**{each.__name__: _binding(package, each) for each in functions})
 

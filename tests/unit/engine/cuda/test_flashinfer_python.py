@@ -60,9 +60,6 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     tensor_cores = module("prefill", SimpleNamespace(plan=_plan_prefill, paged_run=_prefill))
     monkeypatch.setattr(decode, "get_batch_prefill_module", tensor_cores)
     monkeypatch.setattr(prefill, "get_batch_prefill_module", tensor_cores)
-    monkeypatch.setattr(
-        package.page, "get_page_module", lambda: SimpleNamespace(append_paged_kv_cache=_append)
-    )
     empty = torch.empty  # without CUDA there is no pinned memory
     monkeypatch.setattr(torch, "empty", lambda *args, **named: empty(*args, **named | {"pin_memory": False}))
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
@@ -88,7 +85,7 @@ def test_flashinfer_computes_what_the_reference_does(
     assert all(types == {each for each in found if isinstance(each, torch.dtype)} for found in chosen)
 
 
-# ---- compiled functions, by position as decode.py, prefill.py and page.py pass them ---------------------------------
+# ---- compiled functions, by position as decode.py and prefill.py pass them ---------------------------------
 
 
 def _plan(ints: Tensor, pinned: Tensor, window_left: int, indptr: Tensor, *info: int) -> list[int]:
@@ -156,12 +153,3 @@ def _run(
     view = torch.stack([k, v], dim=1)
     scale, tokens = q.shape[2] ** -0.5, PAGE_SIZE * WIDTH
     attend_by_plan(out, q, view, qo_indptr, indptr, indices, last_page_len, words[:1], scale, tokens)
-
-
-def _append(k: Tensor, v: Tensor, requests: Tensor, positions: Tensor, *rest: Any) -> None:
-    keys, values, indices, indptr, _last_page_len, layout = rest
-    assert layout == 1
-    page_size = keys.shape[2]
-    pages = indices[indptr[requests.long()] + positions // page_size].long()
-    keys[pages, :, (positions % page_size).long()] = k
-    values[pages, :, (positions % page_size).long()] = v

@@ -224,7 +224,7 @@ def test_every_kernel_is_called_before_the_first_step(
         (ReferenceAttention, "for_decode"),
         (ReferenceKernels, "choose_tokens"),
         (ReferenceKernels, "filter_rows"),
-        *((TorchOps, name) for name in ("add_rms_norm", "rotate", "silu_and_mul")),
+        *((TorchOps, name) for name in ("add_rms_norm", "silu_and_mul")),
     ]
     for owner, name in watched:
         watch(owner, name)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.engine.model.decoder import DecoderModel
@@ -65,8 +66,9 @@ class NoAttention:
     def __init__(self) -> None:
         self.given: list[tuple[torch.Size, torch.Size, torch.dtype]] = []
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
+        q, k = transform(q, k, torch.empty(len(q), dtype=torch.int32, device="meta"))
         assert layer == len(self.given)
         assert k.shape == v.shape
         assert q.dtype == k.dtype == v.dtype
@@ -87,7 +89,7 @@ def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: to
 
     with no_sync(), torch.inference_mode():
         rows = None if sampled is None else ints(sampled)
-        logits = model.run(ints(tokens), ints(tokens), attention, rows)
+        logits = model.run(ints(tokens), attention, rows)
     assert logits.shape == (tokens if sampled is None else sampled, config.vocab_size)
     assert (logits.dtype, logits.device.type) == (torch.float32, "meta")
     q, k = (torch.Size((tokens, heads, config.head_dim)) for heads in (config.heads, config.kv_heads))

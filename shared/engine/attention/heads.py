@@ -1,0 +1,43 @@
+"""What lies between a layer's projections and its attention: norms and a rotation of heads, in plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """What a layer does to each head of its queries and keys: a norm, then a rotation, or neither."""
+
+    q_norm: Tensor | None = None  # [head_dim]
+    k_norm: Tensor | None = None
+    epsilon: float = 0.0  # of the norms
+    cos_sin: Tensor | None = None  # float32 [context_len, rotary_dim]: cosines first, of the first dimensions
+
+    def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform q and k [rows, heads, head_dim] at positions int32 [rows], in plain torch."""
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rms_norm(q, self.q_norm, self.epsilon), rms_norm(k, self.k_norm, self.epsilon)
+        if self.cos_sin is None:
+            return q, k
+        cos, sin = self.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """RMSNorm of x [..., size] by weight [size] (Zhang and Sennrich, 2019), computed in float32."""
+    wide = x.float()
+    scale = (wide.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+    return weight * (wide * scale).to(x.dtype)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves rotated; cos and sin float32 [rows, 1, rotary_dim / 2]."""
+    size = cos.shape[-1]
+    first, second, kept = torch.split(x, [size, size, x.shape[-1] - 2 * size], dim=-1)
+    # A narrow one becomes float32 by the angles.
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned

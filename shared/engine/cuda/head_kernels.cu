@@ -1,0 +1,151 @@
+// What lies between a layer's projections and its attention, in one launch: `HeadWriter` of ../attention/heads.py, with
+// the same roundings as its TorchHeadWriter. Only the sum of a norm's squares is added up in another order.
+//
+// A warp takes one head of one token: of a query, a key or a value. Compiled as step_kernels.cu is; threads of a block are
+// a multiple of 32.
+
+typedef long long i64;
+typedef unsigned short u16;
+
+#define ALL_LANES ~0u
+
+// ---- numbers of 16 bits --------------------------------------------------------------------------------------------
+
+struct BFloat16 {
+  u16 bits;
+};
+
+struct Float16 {
+  u16 bits;
+};
+
+__device__ static inline float wide(BFloat16 x) { return __int_as_float((int)((unsigned)x.bits << 16)); }
+
+__device__ static inline void narrow(float x, BFloat16& to) {  // to the nearest, to the even one of two
+  const unsigned bits = (unsigned)__float_as_int(x);
+  to.bits = x != x ? (u16)0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#ifdef __CUDA_ARCH__
+__device__ static inline float wide(Float16 x) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+  return result;
+}
+
+__device__ static inline void narrow(float x, Float16& to) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+#else
+static inline float wide(Float16 x) {
+  _Float16 result;
+  __builtin_memcpy(&result, &x, sizeof result);
+  return (float)result;
+}
+
+static inline void narrow(float x, Float16& to) {
+  const _Float16 result = (_Float16)x;
+  __builtin_memcpy(&to, &result, sizeof to);
+}
+#endif
+
+template <class T>
+__device__ static inline float rounded(float x) {
+  T narrowed;
+  narrow(x, narrowed);
+  return wide(narrowed);
+}
+
+// ---- a head, divided among the lanes of a warp ---------------------------------------------------------------------
+
+// The neighbours that a lane holds: read and written at once.
+template <class T, int COUNT>
+struct alignas(sizeof(T) * COUNT < 16 ? sizeof(T) * COUNT : 16) Neighbours {
+  T of[COUNT];
+};
+
+template <class T, int COUNT>
+__device__ static inline Neighbours<T, COUNT> neighbours(const T* begin) {
+  return *reinterpret_cast<const Neighbours<T, COUNT>*>(begin);
+}
+
+// RMSNorm over the head.
+template <class T, int COUNT>
+__device__ static inline void normalize(float* x, const T* weight, float epsilon) {
+  float squares = 0.0f;
+  for (int i = 0; i < COUNT; ++i) squares += x[i] * x[i];
+  for (int lanes = 16; lanes; lanes >>= 1) squares += __shfl_xor_sync(ALL_LANES, squares, lanes);
+  const float scale = 1.0f / sqrtf(squares / (32 * COUNT) + epsilon);
+  const auto weights = neighbours<T, COUNT>(weight);
+  for (int i = 0; i < COUNT; ++i) x[i] = rounded<T>(wide(weights.of[i]) * rounded<T>(x[i] * scale));
+}
+
+// Rotary embedding of the first `rotary_dim` numbers, halves rotated; cos_sin float32 [rotary_dim], cosines first.
+template <class T, int COUNT>
+__device__ static inline void rotate(float* x, const float* cos_sin, int rotary_dim, int lane) {
+  const int half = rotary_dim / 2, lanes = half / COUNT;  // that hold a half
+  const bool first = lane < lanes, turns = lane < 2 * lanes;
+  const int angle = first ? lane : turns ? lane - lanes : 0;
+  const auto cosines = neighbours<float, COUNT>(cos_sin + angle * COUNT);
+  const auto sines = neighbours<float, COUNT>(cos_sin + half + angle * COUNT);
+  for (int i = 0; i < COUNT; ++i) {
+    const float other = __shfl_sync(ALL_LANES, x[i], first ? lane + lanes : turns ? lane - lanes : lane);
+    const float across = other * sines.of[i], along = x[i] * cosines.of[i];
+    if (turns) x[i] = rounded<T>(first ? along - across : along + across);
+  }
+}
+
+// ---- the kernel ----------------------------------------------------------------------------------------------------
+
+// q [rows, heads, 32 COUNT], k and v [rows, kv_heads, 32 COUNT], each row `stride` values behind the one before; q is
+// overwritten. q_norm and k_norm [32 COUNT] or null; cos_sin float32 [positions, rotary_dim] or null. positions and
+// requests int32 [rows]; kv_indptr and kv_indices as in PagedBatch. cells: a layer's keys of the first page; its values
+// lie behind them, and the next page `page_stride` values further.
+template <class T, int COUNT>
+__device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride, int rows,
+                                          int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,
+                                          const float* cos_sin, int rotary_dim, const int* positions,
+                                          const int* requests, const int* kv_indptr, const int* kv_indices,
+                                          int page_size, T* cells, i64 page_stride) {
+  const int lane = threadIdx.x % 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  const int of_row = heads + 2 * kv_heads, row = warp / of_row, head = warp % of_row;
+  if (row >= rows) return;
+  const bool is_query = head < heads, is_key = !is_query && head < heads + kv_heads;
+  const int kv_head = is_query ? 0 : is_key ? head - heads : head - heads - kv_heads;
+  const T* source = is_query ? q + row * q_stride + head * (32 * COUNT)
+                    : is_key ? k + row * k_stride + kv_head * (32 * COUNT)
+                             : v + row * v_stride + kv_head * (32 * COUNT);
+  const int position = positions[row];
+  T* target = q + row * q_stride + head * (32 * COUNT);
+  if (!is_query) {
+    const i64 page = kv_indices[kv_indptr[requests[row]] + position / page_size];
+    const int place = kv_head * page_size + position % page_size + (is_key ? 0 : kv_heads * page_size);
+    target = cells + page * page_stride + place * (32 * COUNT);
+  }
+  auto own = neighbours<T, COUNT>(source + lane * COUNT);
+  if (is_query || is_key) {
+    const T* weight = is_query ? q_norm : k_norm;
+    float x[COUNT];
+    for (int i = 0; i < COUNT; ++i) x[i] = wide(own.of[i]);
+    if (weight) normalize<T, COUNT>(x, weight + lane * COUNT, epsilon);
+    if (cos_sin) rotate<T, COUNT>(x, cos_sin + (i64)position * rotary_dim, rotary_dim, lane);
+    for (int i = 0; i < COUNT; ++i) narrow(x[i], own.of[i]);
+  }
+  *reinterpret_cast<Neighbours<T, COUNT>*>(target + lane * COUNT) = own;
+}
+
+#define WRITE_HEADS(NAME, T, HEAD_DIM)                                                                                \
+  extern "C" __global__ void NAME(T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride, int rows,   \
+                                  int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,           \
+                                  const float* cos_sin, int rotary_dim, const int* positions, const int* requests,    \
+                                  const int* kv_indptr, const int* kv_indices, int page_size, T* cells,               \
+                                  i64 page_stride) {                                                                  \
+    write_heads<T, HEAD_DIM / 32>(q, q_stride, k, k_stride, v, v_stride, rows, heads, kv_heads, q_norm, k_norm,       \
+                                  epsilon, cos_sin, rotary_dim, positions, requests, kv_indptr, kv_indices,           \
+                                  page_size, cells, page_stride);                                                     \
+  }
+
+WRITE_HEADS(write_heads_bfloat16_64, BFloat16, 64)
+WRITE_HEADS(write_heads_bfloat16_128, BFloat16, 128)
+WRITE_HEADS(write_heads_bfloat16_256, BFloat16, 256)
+WRITE_HEADS(write_heads_float16_64, Float16, 64)
+WRITE_HEADS(write_heads_float16_128, Float16, 128)
+WRITE_HEADS(write_heads_float16_256, Float16, 256)

@@ -1,0 +1,120 @@
+"""Heads between projections and attention: the CUDA source, run on this CPU, does what torch does."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.heads import HeadTransform
+from shared.engine.attention.protocol import HeadWriter, PagedBatch
+from shared.engine.attention.reference import TorchHeadWriter
+from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.head_kernels import SOURCE, CudaHeadWriter
+from shared.engine.model.torch_ops import TorchOps
+from tests.doubles.fake_flashinfer import FakeFlashInfer
+from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.test_flashinfer_python import NowStream
+from tests.unit.engine.driver import tokens_of
+from tests.unit.engine.precision import Plan, errors, logits_of
+from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
+
+HEADS, KV_HEADS, PAGE_SIZE, CONTEXT = 3, 2, 4, 50
+LENS = ((5, 12), (1, 1), (3, 50))  # rows, and tokens in the cache
+DTYPES = (torch.bfloat16, torch.float16)
+TRANSFORMS = {
+    "norm and rotation": (True, 1.0),
+    "rotation": (False, 1.0),
+    "half": (True, 0.5),
+    "norm": (True, 0.0),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> CudaHeadWriter:
+    return CudaHeadWriter(HostLaunch(compile_for_host(SOURCE, tmp_path_factory.mktemp("heads"))))
+
+
+def batch_of() -> PagedBatch:
+    lens = torch.tensor(LENS)
+    tables = torch.randperm(40)[: len(LENS) * 13].view(len(LENS), 13).int()
+    return PagedBatch.of(lens[:, 0], lens[:, 1], tables, PAGE_SIZE)
+
+
+def transform_of(head_dim: int, dtype: torch.dtype, norms: bool, rotated: float) -> HeadTransform:
+    q_norm, k_norm = (torch.rand(2, head_dim) + 0.5).to(dtype) if norms else (None, None)
+    angles = torch.rand(CONTEXT, int(head_dim * rotated) // 2) * 7
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1) if rotated else None
+    return HeadTransform(q_norm, k_norm, 1e-6, cos_sin)
+
+
+def written(
+    writer: HeadWriter, qkv: Tensor, transform: HeadTransform, batch: PagedBatch
+) -> tuple[Tensor, Tensor]:
+    """Queries to attend with, and all pages; heads and pages lie as in a layer's step."""
+    store = torch.zeros(40, 3, 2, KV_HEADS, PAGE_SIZE, qkv.shape[2], dtype=qkv.dtype)
+    q, k, v = torch.split(qkv.clone(), [HEADS, KV_HEADS, KV_HEADS], dim=1)
+    return writer.write(q, k, v, transform, batch, store[:, 1]), store
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(("head_dim", "dtype"), list(product((64, 128, 256), DTYPES)), ids=str)
+def test_the_kernel_writes_and_returns_what_torch_does(
+    kernel: CudaHeadWriter, head_dim: int, dtype: torch.dtype, name: str
+) -> None:
+    torch.manual_seed(head_dim)
+    batch, transform = batch_of(), transform_of(head_dim, dtype, *TRANSFORMS[name])
+    qkv = (torch.randn(len(batch.positions), HEADS + 2 * KV_HEADS, head_dim) * 3).to(dtype)
+    for found, wanted in zip(
+        *(written(each, qkv, transform, batch) for each in (kernel, TorchHeadWriter())), strict=True
+    ):
+        # Sums of squares are added up in another order, so that a few are rounded to the neighbour.
+        torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
+        assert (found != wanted).float().mean() < 0.01
+        assert transform.q_norm is not None or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_are_rounded_as_torch_rounds_them(kernel: CudaHeadWriter, dtype: torch.dtype) -> None:
+    """All numbers of 16 bits by a rotation, with overflow, infinities and NaN."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    rows = len(every) // 64
+    angles = torch.full((rows, 32), 0.3)
+    transform = HeadTransform(cos_sin=torch.cat((1.5 * angles.cos(), 1.5 * angles.sin()), dim=1))
+    tables = torch.arange(rows // PAGE_SIZE).int().unsqueeze(0)
+    batch = PagedBatch.of(torch.tensor([rows]), torch.tensor([rows]), tables, PAGE_SIZE)
+    found: list[Tensor] = []
+    wanted: list[Tensor] = []
+    for writer, kept in ((kernel, found), (TorchHeadWriter(), wanted)):
+        q, cells = (
+            every.view(rows, 1, 64).clone(),
+            torch.zeros(rows // PAGE_SIZE, 2, 1, PAGE_SIZE, 64, dtype=dtype),
+        )
+        kept += [writer.write(q, q.clone(), q.clone(), transform, batch, cells), cells]
+    for pair in zip(found, wanted, strict=True):
+        torch.testing.assert_close(*pair, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", GPU_FAMILIES)
+def test_families_are_as_near_as_transformers_with_the_kernel(
+    kernel: CudaHeadWriter, family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tiny_model(family, tmp_path)
+    tokens = tokens_of(7, 60, VOCAB_SIZE)
+
+    def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
+        stream: Any = NowStream()
+        library = FakeFlashInfer(stream)
+        return FlashInferAttention(config, cache, library, kernel, nullcontext, requests=4).plan_extend
+
+    found = logits_of(tmp_path, tokens, (40, 1, 19), TorchOps(), dtype=dtype, plan_with=plan_with)
+    ours, theirs = errors(tmp_path, tokens, found, dtype)
+    assert ours <= 1.5 * theirs
