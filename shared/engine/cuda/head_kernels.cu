@@ -69,27 +69,38 @@ __device__ static inline Neighbours<T, COUNT> neighbours(const T* begin) {
 
 // RMSNorm over the head.
 template <class T, int COUNT>
-__device__ static inline void normalize(float* x, const T* weight, float epsilon) {
+__device__ static inline void normalize(float* x, Neighbours<T, COUNT> weights, float epsilon) {
   float squares = 0.0f;
   for (int i = 0; i < COUNT; ++i) squares += x[i] * x[i];
   for (int lanes = 16; lanes; lanes >>= 1) squares += __shfl_xor_sync(ALL_LANES, squares, lanes);
   const float scale = 1.0f / sqrtf(squares / (32 * COUNT) + epsilon);
-  const auto weights = neighbours<T, COUNT>(weight);
   for (int i = 0; i < COUNT; ++i) x[i] = rounded<T>(wide(weights.of[i]) * rounded<T>(x[i] * scale));
 }
 
-// Rotary embedding of the first `rotary_dim` numbers, halves rotated; cos_sin float32 [rotary_dim], cosines first.
-template <class T, int COUNT>
-__device__ static inline void rotate(float* x, const float* cos_sin, int rotary_dim, int lane) {
+// Rotary embedding of the first numbers of a head, halves rotated: what a lane needs for its own.
+template <int COUNT>
+struct Rotation {
+  Neighbours<float, COUNT> cosines, sines;
+  int other;  // the lane that holds the other half; itself where nothing is rotated
+};
+
+// cos_sin float32 [rotary_dim], cosines first.
+template <int COUNT>
+__device__ static inline Rotation<COUNT> rotation_of(const float* cos_sin, int rotary_dim, int lane) {
   const int half = rotary_dim / 2, lanes = half / COUNT;  // that hold a half
-  const bool first = lane < lanes, turns = lane < 2 * lanes;
-  const int angle = first ? lane : turns ? lane - lanes : 0;
-  const auto cosines = neighbours<float, COUNT>(cos_sin + angle * COUNT);
-  const auto sines = neighbours<float, COUNT>(cos_sin + half + angle * COUNT);
+  const int angle = lane < lanes ? lane : lane < 2 * lanes ? lane - lanes : 0;
+  Rotation<COUNT> rotation = {neighbours<float, COUNT>(cos_sin + angle * COUNT),
+                              neighbours<float, COUNT>(cos_sin + half + angle * COUNT),
+                              lane < lanes ? lane + lanes : lane < 2 * lanes ? lane - lanes : lane};
+  return rotation;
+}
+
+template <class T, int COUNT>
+__device__ static inline void rotate(float* x, Rotation<COUNT> by, int lane) {
   for (int i = 0; i < COUNT; ++i) {
-    const float other = __shfl_sync(ALL_LANES, x[i], first ? lane + lanes : turns ? lane - lanes : lane);
-    const float across = other * sines.of[i], along = x[i] * cosines.of[i];
-    if (turns) x[i] = rounded<T>(first ? along - across : along + across);
+    const float other = __shfl_sync(ALL_LANES, x[i], by.other);
+    const float across = other * by.sines.of[i], along = x[i] * by.cosines.of[i];
+    if (by.other != lane) x[i] = rounded<T>(lane < by.other ? along - across : along + across);
   }
 }
 
@@ -113,6 +124,11 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
   const T* source = is_query ? q + row * q_stride + head * (32 * COUNT)
                     : is_key ? k + row * k_stride + kv_head * (32 * COUNT)
                              : v + row * v_stride + kv_head * (32 * COUNT);
+  // Memory answers late: what depends on nothing is asked for first.
+  auto own = neighbours<T, COUNT>(source + lane * COUNT);
+  const T* weight = is_query ? q_norm : is_key ? k_norm : 0;
+  auto weights = own;
+  if (weight) weights = neighbours<T, COUNT>(weight + lane * COUNT);
   const int position = positions[row];
   T* target = q + row * q_stride + head * (32 * COUNT);
   if (!is_query) {
@@ -120,13 +136,13 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
     const int place = kv_head * page_size + position % page_size + (is_key ? 0 : kv_heads * page_size);
     target = cells + page * page_stride + place * (32 * COUNT);
   }
-  auto own = neighbours<T, COUNT>(source + lane * COUNT);
   if (is_query || is_key) {
-    const T* weight = is_query ? q_norm : k_norm;
+    Rotation<COUNT> rotation = {};
+    if (cos_sin) rotation = rotation_of<COUNT>(cos_sin + (i64)position * rotary_dim, rotary_dim, lane);
     float x[COUNT];
     for (int i = 0; i < COUNT; ++i) x[i] = wide(own.of[i]);
-    if (weight) normalize<T, COUNT>(x, weight + lane * COUNT, epsilon);
-    if (cos_sin) rotate<T, COUNT>(x, cos_sin + (i64)position * rotary_dim, rotary_dim, lane);
+    if (weight) normalize<T, COUNT>(x, weights, epsilon);
+    if (cos_sin) rotate<T, COUNT>(x, rotation, lane);
     for (int i = 0; i < COUNT; ++i) narrow(x[i], own.of[i]);
   }
   *reinterpret_cast<Neighbours<T, COUNT>*>(target + lane * COUNT) = own;

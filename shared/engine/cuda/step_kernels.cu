@@ -191,8 +191,8 @@ extern "C" __global__ void choose_tokens(int rows, int parts, const Best* highes
 }
 
 // ---- filters: what top_k, top_p and min_p exclude -------------------------------------------------------------------
-// A row's floor is found by halving: the numbers of 32 bits in the order of floats, and at each bit a look at how much
-// lies at or above. Few tokens matter, as a rule: the k-th highest of what each thread has as its own highest is a bound
+// A row's floor is found digit by digit: floats as numbers of 32 bits in the same order, and for each of their four
+// bytes, the highest first, how much has which. Few tokens matter, as a rule: the k-th highest of what each thread has as its own highest is a bound
 // that at least k tokens reach. Those that do are kept beside, and looked at instead of the row. With top_p alone the
 // bound is that of half of the threads, and what is kept serves if it holds the share.
 
@@ -231,12 +231,44 @@ __device__ static inline u64 weight_from(Scaled from, unsigned key, bool probabl
   return total_of_block(own);
 }
 
-// The highest key from which on there is so much; 0 if there never is.
+enum { DIGITS = 256, GROUP = 16 };  // values of a byte, and how many of them are added up beforehand
+
+// The highest key from which on there is so much; 0 if there never is. Of the block.
 __device__ static inline unsigned floor_of(Scaled from, bool probable, double wanted) {
+  __shared__ u64 of_digit[DIGITS], of_group[DIGITS / GROUP], chosen_above;
+  __shared__ int chosen;
   unsigned key = 0;
-  for (int bit = 31; bit >= 0; --bit) {
-    const unsigned next = key | 1u << bit;
-    if ((double)weight_from(from, next, probable) >= wanted) key = next;
+  u64 above = 0;  // how much has a higher key, whatever the digits that are not chosen yet
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    __syncthreads();  // what was chosen last has been read
+    for (int digit = threadIdx.x; digit < DIGITS; digit += blockDim.x) {
+      of_digit[digit] = 0;
+      if (digit < DIGITS / GROUP) of_group[digit] = 0;
+    }
+    if (threadIdx.x == 0) chosen = -1;
+    __syncthreads();
+    for (int place = threadIdx.x; place < from.count; place += blockDim.x) {
+      const float value = scaled_at(from, place);
+      const unsigned own = key_of(value);
+      if (((u64)own ^ key) >> (shift + 8)) continue;  // other digits before this one
+      const u64 weight = probable ? (u64)(expf(value) * WHOLE) : 1;
+      const int digit = own >> shift & (DIGITS - 1);
+      atomicAdd(&of_digit[digit], weight);
+      atomicAdd(&of_group[digit / GROUP], weight);
+    }
+    __syncthreads();
+    for (int digit = threadIdx.x; digit < DIGITS; digit += blockDim.x) {
+      u64 more = above;
+      for (int group = digit / GROUP + 1; group < DIGITS / GROUP; ++group) more += of_group[group];
+      for (int other = digit + 1; other % GROUP; ++other) more += of_digit[other];
+      if ((double)more >= wanted || (double)(more + of_digit[digit]) < wanted) continue;
+      chosen = digit;
+      chosen_above = more;
+    }
+    __syncthreads();
+    if (chosen < 0) return 0;
+    key |= (unsigned)chosen << shift;
+    above = chosen_above;
   }
   return key;
 }
@@ -265,12 +297,11 @@ extern "C" __global__ ROW_KERNEL void filter_rows(float* logits, i64 stride, int
   const bool ranks = k < vocab, shares = top_p[blockIdx.x] < 1.0f;
   if (ranks ? k <= threads : shares) {
     const u64 reach = ranks ? k : (threads + 1) / 2;
-    const unsigned mine = key_of((highest - top) / all.temperature);
-    unsigned bound = 0;
-    for (int bit = 31; bit >= 0; --bit) {
-      const unsigned next = bound | 1u << bit;
-      if (total_of_block(mine >= next) >= reach) bound = next;
-    }
+    kept[threadIdx.x] = (highest - top) / all.temperature;
+    few.kept = kept;
+    few.count = threads;
+    const unsigned bound = floor_of(few, false, (double)reach);
+    few = all;
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
     for (int first = threadIdx.x; first < vocab; first += AT_ONCE * threads) {
@@ -302,9 +333,15 @@ extern "C" __global__ ROW_KERNEL void filter_rows(float* logits, i64 stride, int
     if (!ranks && (double)weight_from(few, 0, true) < wanted) few = all;
     floor = fmaxf(floor, float_of(floor_of(few, true, wanted)));
   }
-  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-    // NaN is not at or above a floor
-    if (!((row[token] - top) / all.temperature >= floor)) row[token] = minus_infinity();
+  for (int first = threadIdx.x; first < vocab; first += AT_ONCE * threads) {
+    float values[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) values[i] = first + i * threads < vocab ? row[first + i * threads] : top;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      // NaN is not at or above a floor, the highest is
+      if (!((values[i] - top) / all.temperature >= floor)) row[first + i * threads] = minus_infinity();
+    }
   }
 }
 

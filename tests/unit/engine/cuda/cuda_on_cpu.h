@@ -53,7 +53,10 @@ static inline int __float_as_int(float value) {
   return bits;
 }
 
-static inline int atomicAdd(int* place, int value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+template <class T>
+static inline T atomicAdd(T* place, T value) {
+  return __atomic_fetch_add(place, value, __ATOMIC_RELAXED);
+}
 
 template <class... Arguments, std::size_t... Index>
 static void call(void (*kernel)(Arguments...), void** arguments, std::index_sequence<Index...>) {
