@@ -19,7 +19,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard, StreamAttention
@@ -123,7 +123,7 @@ def on_gpu(gib: float) -> AttentionBench:
 
     def attention(config: ModelConfig, cache: KVCache, rows: int) -> FlashInferAttention:
         return FlashInferAttention(
-            config, cache, library, heads, lambda: PlanGuard(stream.record), requests=rows
+            config, cache, AttentionKernels(library, heads), lambda: PlanGuard(stream.record), requests=rows
         )
 
     return AttentionBench(stream, attention, str(device), torch.bfloat16, int(gib * 2**30), CONTEXT)

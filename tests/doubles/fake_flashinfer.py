@@ -178,6 +178,7 @@ class FakePrefillWrapper(_Planned):
         super().__init__(library, floats, layout)
         self.backend = backend
         self.requests: list[int] = []  # of each plan
+        self.splits: list[bool] = []  # whether keys may be split
 
     def plan(
         self,
@@ -201,6 +202,7 @@ class FakePrefillWrapper(_Planned):
         page_size = shape[3]
         assert torch.equal(seq_lens, (kv_indptr.diff() - 1) * page_size + last_page_len)
         self.requests.append(len(seq_lens))
+        self.splits.append(not settings["disable_split_kv"])
         self._kv_indices, self._tokens = kv_indices, int(seq_lens.max())
         self._rows = int(qo_indptr[-1])
         self._scale = settings["sm_scale"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention
 from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
@@ -59,7 +59,7 @@ def test_the_error_is_that_of_transformers_in_the_same_type(
     def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
         heads = CudaHeadWriter.compiled(gpu)
         attention = FlashInferAttention(
-            config, cache, library, heads, lambda: PlanGuard(stream.record), requests=4
+            config, cache, AttentionKernels(library, heads), lambda: PlanGuard(stream.record), requests=4
         )
         return attention.plan_extend
 

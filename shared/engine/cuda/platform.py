@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention, check_bounds
 from shared.engine.attention.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
 from shared.engine.attention.flashinfer_workspace import Processors, workspace_bytes
 from shared.engine.attention.protocol import PlanGuard, StreamAttention
@@ -88,8 +88,7 @@ def cuda_platform(deterministic: bool) -> Platform:
         return FlashInferAttention(
             config,
             cache,
-            flashinfer,
-            heads,
+            AttentionKernels(flashinfer, heads),
             lambda: PlanGuard(forward.record),
             requests=slots,
             deterministic=deterministic,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import FlashInferAttention, check_bounds
+from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention, check_bounds
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
 from shared.engine.attention.reference import ReferenceAttention, TorchHeadWriter
@@ -98,8 +98,7 @@ class Steps:
         self.attention = FlashInferAttention(
             CONFIG,
             self.cache,
-            self.library,
-            HeadsOnStream(self.stream),
+            AttentionKernels(self.library, HeadsOnStream(self.stream)),
             guard,
             requests=REQUESTS,
             deterministic=deterministic,
@@ -268,7 +267,12 @@ def test_tensor_cores_decode_where_many_heads_share_keys(
     cache = KVCache(config, PageCounts(4), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
     library = FakeFlashInfer(LateStream(random.Random(0), []))
     attention = FlashInferAttention(
-        config, cache, library, TorchHeadWriter(), nullcontext, requests=2, deterministic=deterministic
+        config,
+        cache,
+        AttentionKernels(library, TorchHeadWriter()),
+        nullcontext,
+        requests=2,
+        deterministic=deterministic,
     )
     attention.for_decode(Steps(0).static[2])
     assert {each.use_tensor_cores for each in library.decoders} == {tensor_cores}
@@ -295,6 +299,19 @@ def test_requests_are_planned_together_only_if_alone_they_had_the_same_tiles(
     steps.attention.plan_extend(host, host)
     full = [wrapper.requests[-1] for wrapper in steps.library.prefills[::3]]
     assert full == planned
+
+
+@pytest.mark.parametrize(
+    ("cached", "lens", "split"),
+    [((0, 0), (20, 1), False), ((20, 0), (20, 9), False), ((21, 0), (20, 9), True), ((0, 9), (20, 1), True)],
+)
+def test_keys_are_split_where_most_are_not_the_step_s_own(
+    cached: tuple[int, int], lens: tuple[int, int], split: bool
+) -> None:
+    steps = Steps(0)
+    steps.kv_lens[:2] = cached
+    steps.extend([0, 1], lens)
+    assert {wrapper.splits[-1] for wrapper in steps.library.prefills} == {split}
 
 
 @pytest.mark.parametrize(

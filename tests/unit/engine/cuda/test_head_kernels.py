@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import FlashInferAttention
+from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import HeadWriter, PagedBatch
 from shared.engine.attention.reference import TorchHeadWriter
@@ -113,7 +113,9 @@ def test_families_are_as_near_as_transformers_with_the_kernel(
     def plan_with(config: ModelConfig, cache: KVCache) -> Plan:
         stream: Any = NowStream()
         library = FakeFlashInfer(stream)
-        return FlashInferAttention(config, cache, library, kernel, nullcontext, requests=4).plan_extend
+        return FlashInferAttention(
+            config, cache, AttentionKernels(library, kernel), nullcontext, requests=4
+        ).plan_extend
 
     found = logits_of(tmp_path, tokens, (40, 1, 19), TorchOps(), dtype=dtype, plan_with=plan_with)
     ours, theirs = errors(tmp_path, tokens, found, dtype)
