@@ -35,6 +35,7 @@ from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
 from router.core.fleet import placement
 from router.core.fleet.workers import KvGroup, Worker
+from router.core.queueing.backfill import PlacementPass
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_queue import RequestQueue
@@ -54,11 +55,17 @@ from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.fetches import first_unread, prove_kept
 from tests.simulation.judges.foresight import prove_foreseen
+from tests.simulation.judges.free_pages import FreePagesJudge
 from tests.simulation.judges.moves import JudgedMigrations
 from tests.simulation.judges.places import FreePlaces, prove_nobody_waits_beside_a_free_place
 from tests.simulation.judges.prompts import is_below_share
 from tests.simulation.judges.turns import TurnJudge
-from tests.simulation.judges.ways import prove_packed_in_time, prove_shorter, seconds_by_way
+from tests.simulation.judges.ways import (
+    prove_no_room_kept,
+    prove_packed_in_time,
+    prove_shorter,
+    seconds_by_way,
+)
 
 
 class JudgedRouterCore(JudgedCaches):
@@ -69,6 +76,7 @@ class JudgedRouterCore(JudgedCaches):
         self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
         self._balance_judge = BalanceJudge(self, self.judged)
         self._migrations = self._judged_migrations = JudgedMigrations(self, self._balance_judge, self.judged)
+        self._free_pages_judge = FreePagesJudge(self)
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -98,6 +106,18 @@ class JudgedRouterCore(JudgedCaches):
     def _judge_waiting(self, now: float) -> None:
         self.judged["nobody waits beside a free place"] += prove_nobody_waits_beside_a_free_place(self, now)
 
+    def _serve(
+        self,
+        queue: list[LiveRequest],
+        place: Callable[[LiveRequest, float], bool | None],
+        attempts: PlacementPass,
+        now: float,
+    ) -> None:
+        backfilled = {each.rid: each.backfilled for each in queue}
+        super()._serve(queue, place, attempts, now)
+        choosing = prove_no_room_kept(queue, backfilled, now)
+        self.judged["a prompt that waits for a better worker keeps no room"] += choosing
+
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
             live,
@@ -113,6 +133,8 @@ class JudgedRouterCore(JudgedCaches):
             self.judged["a prompt that is for prefill goes to decode"] += 1
             by_prefill, _ = FreePlaces(self, now).ways(live)
             assert not by_prefill, f"{live.rid} is for a prefill worker, and some are up"
+        light = self._free_pages_judge.prove_given(live, choice.worker)
+        self.judged["a prompt gets pages that others may grow into"] += light
         return super()._to_serve(live, choice, why, now)
 
     def _to_prefill(self, live: LiveRequest, now: float, *, or_decode: bool) -> bool | None:
@@ -141,6 +163,7 @@ class JudgedRouterCore(JudgedCaches):
         live = self._requests.live.get(message.rid) if isinstance(message, Migrating) else None
         moved = len(live.moved_from) if live is not None else 0
         unread = first_unread(self, peer, message) if peer not in self.liars else None
+        self._free_pages_judge.received(peer, message)
         super()._received(peer, message, now)
         self.judged["pages that one could not fetch are kept"] += prove_kept(unread)
         if live is not None and len(live.moved_from) > moved:

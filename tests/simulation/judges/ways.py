@@ -65,6 +65,15 @@ def prove_shorter(live: LiveRequest, here: float, there: float, sooner: float) -
     return True
 
 
+def prove_no_room_kept(queue: list[LiveRequest], backfilled: dict[str, int], now: float) -> int:
+    """What waits for a better worker was not gone past in this pass; returns how many wait so."""
+    choosing = [each for each in queue if each.state is RequestState.WAITING and now < each.worth_at < inf]
+    for live in choosing:
+        past = live.backfilled - backfilled[live.rid]
+        assert not past, f"{live.rid} waits for a better worker, and {past} count as gone past it for room"
+    return len(choosing)
+
+
 SCARCE = 0.6  # of the rate without streams: a worker with less has little time for prompts
 
 

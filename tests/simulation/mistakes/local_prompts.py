@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from decode.lifecycle import DecodeState
-from tests.simulation.mistakes.mutation import Instead, Mistakes, gives
+from tests.simulation.mistakes.mutation import Instead, Mistakes, gives, nothing
 from tests.simulation.mistakes.roles import get
 
 
@@ -177,6 +177,17 @@ MISTAKES: dict[str, Mistakes] = {
         "streams make room at a worker that lacks pages": {"a worker may get more streams": gives(True)},
         "a tenant with nothing at a decode worker waits there for what others leave as they grow": {
             "a decode worker has pages for a prompt": _beside_all_growth
+        },
+        "a worker that has refused a tenant is asked again at once": {
+            "a worker has refused a tenant": nothing
+        },
+        "a prompt takes what others may grow into however far it grows": {
+            "a tenant may be below its share": lambda real, worker, tenant, _: real(worker, tenant, 0)
+        },
+        "room is kept for a prompt that waits for a better worker": {
+            "a prompt waits for a better worker": lambda _, attempts, live: get(
+                attempts, "a request finds no room"
+            )(live)
         },
         "no decode worker has a turn for a prompt": {"a decode worker has a turn": gives(False)},
     },

@@ -205,6 +205,10 @@ PLACES: dict[str, dict[str, str]] = {
         "where a stream that leaves goes": "place",
         "pages that are left when all has gone on": "_headroom",
     },
+    "router.core.queueing.backfill.PlacementPass": {
+        "a prompt waits for a better worker": "waits_for_better",
+        "a request finds no room": "found_no_room",
+    },
     "router.core.queueing.backpressure.Backpressure": {
         "decode has enough in front of it": "full_lanes",
         "streams are late": "late_lanes",
@@ -290,6 +294,8 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
         "a decode worker has a turn": "has_turn",
+        "a worker has refused a tenant": "refuse",
+        "a tenant may be below its share": "may_be_below_share",
         "a worker gets no work for a while": "_is_withheld",
     },
     "router.core.fleet.prompt_seconds": {"what streams cost a prompt beside them": "_beside_streams"},
