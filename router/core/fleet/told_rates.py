@@ -1,10 +1,11 @@
 """What workers tell of how fast they compute prompts, and how much of that counts.
 
 None counts for more than `FASTEST` times the median of its model and role: one worker of three or more that tells more
-would get all prompts, and is mistaken. Where as many are fast as are slow the median is a fast one's: a slow worker
-gets few prompts, so it never tells anything else. A worker that is gone does not count, and one that came back counts
-once: else whoever comes often enough is the median. Learnt from loads, not as workers are compared, which is done for
-each prompt and worker in each placement pass.
+would get all prompts, and is mistaken. Of two neither is the middle one, so one counts for no more than `FASTEST`²
+times what the other tells. Where as many are fast as are slow the median is a fast one's: a slow worker gets few
+prompts, so it never tells anything else. A worker that is gone does not count, and one that came back counts once: else
+whoever comes often enough is the median. Learnt from loads, not as workers are compared, which is done for each prompt
+and worker in each placement pass.
 
 One that has told none yet is taken to be as fast as those are in the middle, if nobody decoded there: it could tell
 nothing before its first prompt. However much a position is told to add, what the last position of a context adds to it
@@ -54,8 +55,12 @@ class ToldRates:
         rates = sorted(rate.tokens_per_second for _, rate in self.tellers.values())
         positions = sorted(rate.position_seconds for _, rate in self.tellers.values())
         count = len(rates)
-        self.median = ExtendRate(rates[count // 2], positions[(count - 1) // 2]) if rates else NOT_KNOWN
-        self.most = FASTEST * self.median.tokens_per_second if rates else inf
+        if not rates:
+            self.median, self.most = NOT_KNOWN, inf
+            return
+        middle = rates[count // 2]
+        self.most = FASTEST * (FASTEST * rates[0] if count == 2 else middle)
+        self.median = ExtendRate(min(middle, self.most), positions[(count - 1) // 2])
 
 
 class FleetRates:

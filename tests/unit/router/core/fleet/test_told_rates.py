@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from router.core.fleet.told_rates import FASTEST
 from shared.links.events import PeerUp
 from shared.wire.messages import Prefill, Serve
 from tests.unit.router.core.queueing.test_local_prompts import LONG, WHOLE, begun, deployment
@@ -23,6 +24,16 @@ def test_half_of_the_workers_being_slow_does_not_make_the_others_slow() -> None:
     world.loaded("d0", extend_rate=1_000.0)
     world.submit(request("r", tuple(range(1_500))))
     assert world.placed(Prefill, "r") == "p0", "0.3 s, not the 18.8 of 160 tokens a second"
+
+
+def test_of_two_workers_one_counts_as_a_multiple_of_the_other_at_most() -> None:
+    world = deployment(decode=3)
+    world.loaded("d0", extend_rate=1_000.0)
+    workers, most = world.core.fleet.workers, FASTEST**2 * 1_000.0
+    for told, counts in ((1e12, most), (200_000.0, 200_000.0)):
+        world.loaded("d1", extend_rate=told)
+        rates = [each.rates.rate(each.hello, each.load).tokens_per_second for each in workers.values()]
+        assert rates == [1_000.0, counts, counts], "one that has told nothing is as fast as those in the middle"
 
 
 def test_a_worker_that_comes_again_and_again_counts_once_and_not_once_it_is_gone() -> None:
