@@ -446,7 +446,13 @@ class RouterCore:
                 if choice is None and live.migrating and live.migration_cause == "balance":
                     choice = self._balance.place(live, readers, 1.0, now, evens=False)
                 choice = choice or placement.place_decode(
-                    live.need, readers, self.fleet.prefixes, self.settings, now, is_late=is_late
+                    live.need,
+                    readers,
+                    self.fleet.prefixes,
+                    self.settings,
+                    now,
+                    is_late=is_late,
+                    only=live.tenant.running == 1,
                 )
                 if choice is not None:
                     return choice, True

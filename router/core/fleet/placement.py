@@ -131,27 +131,40 @@ def place_decode(
     now: float,
     *,
     is_late: bool = False,
+    only: bool = False,
 ) -> Placement[Worker] | None:
     """The decode worker for a request: room first, then the policy; None while none has room.
 
-    `is_late`: its stream has waited so long that a worker is asked as soon as its pages are free.
+    `is_late`: its stream has waited so long that a worker is asked as soon as its pages are free. `only`: its tenant
+    has begun no other request.
     """
-    able = roomy(need, workers, settings, now, whatever_told=is_late)
+    able = roomy(need, workers, settings, now, whatever_told=is_late, only=only)
     return _choose(need, able, prefixes, settings.decode_policy, settings, now)
 
 
 def roomy(
-    need: Need, workers: Sequence[Worker], settings: RouterConfig, now: float, *, whatever_told: bool = False
+    need: Need,
+    workers: Sequence[Worker],
+    settings: RouterConfig,
+    now: float,
+    *,
+    whatever_told: bool = False,
+    only: bool = False,
 ) -> list[Worker]:
     """Decode workers that have room for the request."""
     sizes = {worker.hello.limits.page_size: worker for worker in workers}
     pages = {size: worker.pages_for(need.tokens) for size, worker in sizes.items()}
-    tenant, share_max = need.tenant, settings.tenant_share_max
+    tenant, share_max, only_max = need.tenant, settings.tenant_share_max, need.tokens_max * only
     return [
         worker
         for worker in workers
         if worker.has_room(
-            pages[worker.hello.limits.page_size], tenant, share_max, now, whatever_told=whatever_told
+            pages[worker.hello.limits.page_size],
+            tenant,
+            share_max,
+            now,
+            whatever_told=whatever_told,
+            only_max=only_max,
         )
     ]
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from router.core.fleet.assignments import AssignedTotals, Assignment, totals_of
 from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
+from router.core.fleet.refused_tenants import RefusedTenants
 from router.core.fleet.told_rates import FleetRates
 from router.placement_policies import LocalPrefill, salt_of
 from shared.kv.page_pool import pages_for_tokens
@@ -28,8 +29,6 @@ STEPS_WAITING = 2
 FASTER = 1.5  # times its rate for prompts: one that has waited for others may go there now
 FETCHED_WEIGHT = 0.1  # of the last request in the average share that is fetched
 WORK_HALF_SECONDS = 5.0
-REFUSED_LOADS = 16  # a tenth of a second apart at least: as long a worker that refused a tenant is believed
-REFUSED_MAX = 16  # tenants that a worker has refused, and that are remembered
 MODELS_MAX = 64  # names remembered after their last worker has gone
 
 # fingerprints of model and KV format: what a prefill and a decode worker must share
@@ -70,8 +69,7 @@ class Worker:
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …
     paused_pages: int = 0  # … a request of as many pages: smaller ones may be tried
-    # tenants; number of the load until which
-    refused: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    refused: RefusedTenants = field(default_factory=RefusedTenants)
     heard_at: float = 0.0  # when it last said something of a request that it had
     doubted: Doubt | None = None  # see `silent_workers`
     prefilling_max: int = 1  # requests that it may have at a time, if it is a prefill worker
@@ -164,12 +162,12 @@ class Worker:
         """Whether a request of `tokens` tokens could ever be held."""
         return self.capacity is None or tokens <= self.capacity
 
-    def pages_foreseen(self, tenant: str, seconds: float) -> float:
-        """Pages that a new request of the tenant will find at a decode worker that tells, in so many seconds."""
+    def pages_foreseen(self, tenant: str, seconds: float, only_max: int = 0) -> float:
+        """Pages that a new request of the tenant will find in so many seconds, if it tells; see `_pages_for`."""
         load = self.load
         if not (load.queued or load.running or self.assigned or self.foreseen):
             return self.hello.limits.pages or inf
-        pages = self._pages_for(tenant)
+        pages = self._pages_for(tenant, only_max)
         in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
         return pages + load.pages_a_second * seconds - in_front
 
@@ -194,12 +192,20 @@ class Worker:
         self.fetched_share += (share - self.fetched_share) * FETCHED_WEIGHT
 
     def has_room(
-        self, pages: int, tenant: str, share_max: float, now: float, *, whatever_told: bool = False
+        self,
+        pages: int,
+        tenant: str,
+        share_max: float,
+        now: float,
+        *,
+        whatever_told: bool = False,
+        only_max: int = 0,
     ) -> bool:
         """Whether a decode worker can take a request of `pages` pages at once.
 
         One that accepts nothing, because it is full, may still have room for a tenant that holds less than others.
-        `whatever_told`: all free pages count, also those that it keeps for the growth of others.
+        `whatever_told`: all free pages count, also those that it keeps for the growth of others. `only_max`: see
+        `_pages_for`.
         """
         if not (self.takes_work() or self._is_below_share(tenant)):
             return False
@@ -208,7 +214,7 @@ class Worker:
         return (
             load.slots_free > unreported.requests + migrations
             and len(self.assigned) + migrations < slots
-            and (load.free_pages if whatever_told else self._pages_for(tenant))
+            and (load.free_pages if whatever_told else self._pages_for(tenant, only_max))
             - unreported.pages
             - sum(self.reserved.values())
             >= pages
@@ -216,10 +222,14 @@ class Worker:
             and self._within_share_max(tenant, slots, share_max)
         )
 
-    def _pages_for(self, tenant: str) -> int:
-        """Pages that a decode worker gives to a request of this tenant: most get what the growth of others leaves."""
+    def _pages_for(self, tenant: str, only_max: int) -> int:
+        """Pages that a decode worker gives to a request of this tenant: most get what the growth of others leaves.
+
+        `only_max`: tokens to which the only request grows that the tenant has begun; 0: it has begun others.
+        """
         load = self.load
         is_light = bool(self.assigned) and not self.by_tenant[tenant]
+        is_light |= bool(only_max) and self.may_be_below_share(tenant, only_max)
         if load.pages_for_new < 0 or is_light or not (load.queued or load.running or self.assigned):
             return load.free_pages
         return load.pages_for_new
@@ -236,13 +246,6 @@ class Worker:
             return False
         even = self.pool_tokens / (max(1, len(self.by_tenant)) + 2)
         return tokens_max - 1 <= even  # the last token has no KV
-
-    def refuse(self, tenant: str) -> None:
-        """Believe for a while that it has no room for a prompt of the tenant."""
-        self.refused[tenant] = self.load_number + REFUSED_LOADS
-        self.refused.move_to_end(tenant)
-        if len(self.refused) > REFUSED_MAX:
-            self.refused.popitem(last=False)
 
     def takes_prefill(self, share_max: float, tenant: str, now: float) -> bool:
         """Whether a prefill worker may be given one more: the requests assigned to it are bounded."""
@@ -366,11 +369,9 @@ class Worker:
         """
         before, unreported, waiting = self.load, self.unreported, self.tokens_waiting if self.extends else 0
         had_others = self.requests > unreported.requests
-        forgiven = [tenant for tenant, until in self.refused.items() if until <= self.load_number + 1]
-        for tenant in forgiven:
-            del self.refused[tenant]
         self.load = load
         self.load_number += 1
+        forgiven = self.refused.forgive(self.load_number)
         self.unreported = AssignedTotals()
         self.ended = AssignedTotals()
         self.extending_unreported = 0
@@ -386,7 +387,7 @@ class Worker:
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
         # tenants that have nothing here need only free pages now
-        foreseen |= bool(forgiven) or (self.extends and self.requests > 0 and not had_others)
+        foreseen |= forgiven or (self.requests > 0 and not had_others)
         foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages
         foreseen |= load.pages_arriving_a_second != before.pages_arriving_a_second  # 0.0 bounds nothing
         return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)

@@ -12,9 +12,10 @@ The *own share* is that of this router: other routers count on the same pages. L
 of `ready_seconds` only a part is foreseen: else half of them would wait longer.
 
 A tenant that has nothing at a worker needs only free pages there, as at the worker itself: for a stream where this
-router has others there, for a prompt that is computed there where anybody has. A worker that has nothing
-takes anything that fits it. Older workers tell nothing: then the prompt is begun. Foresight may be wrong; then a stream
-pauses.
+router has others there; where others have them from other routers for the one stream of a tenant that has no other, and
+for a prompt that is computed there. Only the worker knows what a tenant has there from other routers: one that has
+refused it is believed for a while. A worker that has nothing takes anything that fits it. Older workers tell nothing:
+then the prompt is begun. Foresight may be wrong; then a stream pauses.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class Foresight:
         Nobody tells: it may be begun.
         """
         need, told = live.need, False
+        only_max = 0 if live.tenant.running else need.tokens_max
         fetched_ahead = FETCHED_AHEAD * self._settings.ready_seconds + self._backpressure.prefill_seconds
         everyone = self._fleet.of_role("decode")
         handful = self._fleet.open_to("decode").draw(
@@ -94,7 +96,7 @@ class Foresight:
                 told = True
                 if worker.seconds_to_fetch() > fetched_ahead:
                     continue
-                spare = worker.pages_foreseen(live.tenant.name, seconds)
+                spare = worker.pages_foreseen(live.tenant.name, seconds, only_max)
                 spare -= worker.pages_for(need.tokens)
                 if spare >= 0 and spare > spare_max:
                     best, spare_max = worker, spare

@@ -250,8 +250,8 @@ class WorkerReplies:
             live.state in (RequestState.PREFILLING, RequestState.EXTENDING) or live.holder is not None
         ):
             self._pause(worker, live, now)
-            if live.state is RequestState.EXTENDING:
-                worker.refuse(live.tenant.name)
+            if live.state is not RequestState.PREFILLING:
+                worker.refused.add(live.tenant.name, worker.load_number)
             self._backpressure.refused(live)
             self._requests.requeue(live, RequestEvent.NO_ROOM, now, peer=worker.peer)
         elif live.state is RequestState.DECODING and message.reason == "unreachable":

@@ -275,7 +275,7 @@ ROUTER_BOUNDS = (
         "the tenant that was refused longest ago is forgotten, and its prompts are sent once more",
         "16 names of tenants for each worker",
         f"{UNIT}/core/queueing/test_pages_for_prompts.py::test_of_tenants_that_a_worker_refused_the_last_are_remembered",
-        place="router.core.fleet.workers",
+        place="router.core.fleet.refused_tenants",
     ),
     Bound(
         "MODELS_MAX",

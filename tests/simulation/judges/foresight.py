@@ -10,6 +10,7 @@ from math import inf
 
 from router.core.dispatch import RouterCore
 from router.core.fleet.workers import KvGroup, Worker
+from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE
 
@@ -50,13 +51,25 @@ def _spare(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> f
     own = -(-len(live.request.token_ids) // page_size) if worker.hello.limits.page_size else 0
     if not (_coming(core, worker, live) or worker.assigned or load.queued or load.running):
         return (worker.hello.limits.pages or inf) - own
-    is_light = bool(worker.assigned) and all(
-        each.tenant != live.tenant.name for each in worker.assigned.values()
-    )
+    tenants = {each.tenant for each in worker.assigned.values()}
+    is_light = live.tenant.name not in tenants and (bool(tenants) or _is_only_one(core, worker, live))
     pages = load.free_pages if is_light else load.pages_for_new
     # As many seconds of what comes back as a router that is alone counts on; none, for what it surely counts on.
     seconds = 0.5 * core.settings.ready_seconds if slack < 0 else 0.0
     return pages + load.pages_a_second * seconds - _in_front(core, worker, live, slack) - own
+
+
+def _is_only_one(core: RouterCore, worker: Worker, live: LiveRequest) -> bool:
+    """Whether its tenant has begun nothing else, and others have requests at the worker, from other routers.
+
+    The worker has not refused the tenant lately, and might take it for below its share.
+    """
+    others = (each for each in core._requests.live.values() if each is not live)
+    has_begun = any(e.tenant is live.tenant and e.state is not RequestState.WAITING for e in others)
+    told = worker.load.queued + worker.load.running - worker.ended.requests
+    longest = len(live.request.token_ids) + live.request.params.max_new_tokens - 1
+    even = worker.hello.limits.pages * worker.hello.limits.page_size / 3
+    return not has_begun and told > 0 and longest <= even and live.tenant.name not in worker.refused
 
 
 def _fetches_soon(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> bool:

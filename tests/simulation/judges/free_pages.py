@@ -8,7 +8,8 @@ is counted here once more.
 from __future__ import annotations
 
 from router.core.dispatch import RouterCore
-from router.core.fleet.workers import REFUSED_LOADS, Worker
+from router.core.fleet.refused_tenants import REFUSED_LOADS
+from router.core.fleet.workers import Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from shared.wire.messages import Message, Refused

@@ -181,6 +181,11 @@ MISTAKES: dict[str, Mistakes] = {
         "a worker that has refused a tenant is asked again at once": {
             "a worker has refused a tenant": nothing
         },
+        "no prompt is begun where another router's leave nothing but free pages": {
+            "pages are foreseen at a worker": lambda real, worker, tenant, seconds, _: real(
+                worker, tenant, seconds
+            )
+        },
         "a prompt takes what others may grow into however far it grows": {
             "a tenant may be below its share": lambda real, worker, tenant, _: real(worker, tenant, 0)
         },

@@ -286,6 +286,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a decode worker serves whole requests": "serves_whole",
     },
     "router.core.fleet.open_workers.OpenWorkers": {"a worker is open or not": "put"},
+    "router.core.fleet.refused_tenants.RefusedTenants": {"a worker has refused a tenant": "add"},
     "router.core.fleet.workers.Worker": {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",
@@ -294,7 +295,6 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",
         "a decode worker has a turn": "has_turn",
-        "a worker has refused a tenant": "refuse",
         "a tenant may be below its share": "may_be_below_share",
         "a worker gets no work for a while": "_is_withheld",
     },

@@ -143,7 +143,7 @@ MISTAKES: dict[str, Mistakes] = {
     },
     "foresight": {
         "what stands in front of decode is not taken off what will be free": {
-            "pages are foreseen at a worker": lambda _, worker, _tenant, seconds: (
+            "pages are foreseen at a worker": lambda _, worker, _tenant, seconds, _only_max: (
                 worker.load.pages_for_new + worker.load.pages_a_second * seconds
             )
         },

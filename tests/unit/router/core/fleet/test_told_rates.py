@@ -33,7 +33,9 @@ def test_of_two_workers_one_counts_as_a_multiple_of_the_other_at_most() -> None:
     for told, counts in ((1e12, most), (200_000.0, 200_000.0)):
         world.loaded("d1", extend_rate=told)
         rates = [each.rates.rate(each.hello, each.load).tokens_per_second for each in workers.values()]
-        assert rates == [1_000.0, counts, counts], "one that has told nothing is as fast as those in the middle"
+        assert rates == [1_000.0, counts, counts], (
+            "one that has told nothing is as fast as those in the middle"
+        )
 
 
 def test_a_worker_that_comes_again_and_again_counts_once_and_not_once_it_is_gone() -> None:

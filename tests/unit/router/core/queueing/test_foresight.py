@@ -17,6 +17,9 @@ def crowded(
     world = ScriptedDeployment(2, decode, limits=LIMITS, **settings)
     for number in range(decode):
         tells(world, f"d{number}", pages_for_new, pages_a_second)
+        world.core.fleet.workers[f"d{number}"].refused.add(
+            "", 0
+        )  # the tenant has much there from the other router
     return world
 
 
@@ -148,8 +151,36 @@ def test_a_stream_that_has_begun_is_computed_again_whatever_is_foreseen() -> Non
     world = decoding()
     world.down("d0")
     tells(world, "d1", 0)
+    world.core.fleet.workers["d1"].refused.add("", 0)
     peer, _ = world.sent(Prefill, "r")[-1]
     world.prefilled(peer, "r", 12, attempt=2, index=2)
     assert world.placed(Decode, "r") == "d0", "the worker tells that it has no room"
     world.wait(4.0)
     assert world.placed(Decode, "r") == "d1", "it has waited so long that the worker is asked"
+
+
+def test_the_only_prompt_of_a_tenant_is_begun_where_those_of_another_router_leave_nothing_but_free_pages() -> (
+    None
+):
+    world = ScriptedDeployment(2, 1, limits=LIMITS, no_room_seconds=0.1)
+    tells(world, "d0", 0)
+    for rid in ("only", "second"):
+        world.submit(request(rid, LONG, tenant="modest"))
+    assert [world.state(rid) for rid in ("only", "second")] == ["prefilling", "waiting"]
+    world.prefilled(str(world.placed(Prefill, "only")), "only", 10)
+    assert world.placed(Decode, "only") == "d0", "nor does its stream wait for more"
+    world.refused("d0", "only", "no_room")
+    world.wait(1.0)
+    assert len(world.sent(Decode, "only")) == 1, "it has much there from the other router"
+    world.cancel("only")
+    assert world.state("second") == "waiting"
+
+
+def test_a_prompt_that_grows_beyond_an_even_share_waits_although_its_tenant_has_no_other() -> None:
+    world = ScriptedDeployment(2, 1, limits=LIMITS)
+    tells(world, "d0", 0)
+    even = LIMITS.pages * LIMITS.page_size // 3
+    world.submit(request("large", LONG, max_new_tokens=even + 2 - len(LONG), tenant="modest"))
+    assert world.state("large") == "waiting"
+    tells(world, "d0", 10)
+    assert world.state("large") == "prefilling"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.fleet.workers import REFUSED_LOADS, REFUSED_MAX
+from router.core.fleet.refused_tenants import REFUSED_LOADS, REFUSED_MAX
 from shared.wire.messages import Serve
 from tests.unit.router.core.queueing.test_local_prompts import LONG, begun, deployment
 from tests.unit.router.deployment import LIMITS, request
@@ -68,13 +68,14 @@ def test_a_worker_that_has_refused_a_tenant_is_asked_again_when_it_has_told_many
 
 def test_of_tenants_that_a_worker_refused_the_last_are_remembered() -> None:
     world = deployment()
-    worker = world.core.fleet.workers["d0"]
+    refused = world.core.fleet.workers["d0"].refused
     for number in range(REFUSED_MAX + 1):
         world.submit(request(f"r{number}", tenant=f"t{number}"))
         world.refused("d0", f"r{number}", "no_room")
         world.wait(1.0)
         world.cancel(f"r{number}")
-    assert list(worker.refused) == [f"t{number}" for number in range(1, REFUSED_MAX + 1)]
+    remembered = [f"t{number}" in refused for number in range(REFUSED_MAX + 1)]
+    assert remembered == [False, *[True] * REFUSED_MAX]
 
 
 def test_it_gets_them_as_soon_as_the_worker_tells_of_others_and_not_by_what_is_placed_behind_it() -> None:
