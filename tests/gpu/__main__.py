@@ -61,7 +61,7 @@ def offline(model: str, parts: str, minutes: float, *flags: str) -> Part:
         "200",
     )
     name = f"offline {model} {parts}"
-    return Part(name, minutes, "tests.benchmarks.offline", ("--model", model, *asked), (*tiny, *asked))
+    return Part(name, minutes, "tests.benchmarks.gpu.offline", ("--model", model, *asked), (*tiny, *asked))
 
 
 def compiled(name: str, dtype: str) -> Part:
@@ -82,7 +82,7 @@ PARTS = (
     ),
     pytest_part("filters", 3, ARITHMETIC, only="filters"),
     pytest_part("families in bfloat16", 5, ARITHMETIC, only="transformers and bfloat16"),
-    Part("attention by layout", 4, "tests.benchmarks.attention", (), ("--rehearse",)),
+    Part("attention by layout", 4, "tests.benchmarks.gpu.attention", (), ("--rehearse",)),
     pytest_part("VRAM between processes", 4, "tests/gpu/test_vram_transfer.py"),
     offline("14B", "steps,alone", 7, "--runs", "1"),
     offline("0.6B", "disaggregated", 4, "--runs", "1"),

@@ -16,7 +16,7 @@ from shared.engine.config import EngineConfig
 from shared.engine.cuda.loading import DecoderSource
 from shared.engine.cuda.memory import DeviceMemory, FittedPool, room_for
 from shared.engine.cuda.platform import Platform, host_platform
-from tests.benchmarks import offline
+from tests.benchmarks.gpu import offline
 
 TINY = ("--model", "tiny", "--device", "cuda-on-cpu", "--sequences", "3", "--longest", "20", "--pages", "100")
 
@@ -29,7 +29,7 @@ def run(module: str, *flags: str) -> str:
 
 
 def test_sequences_are_served_by_hand_and_disaggregated() -> None:
-    printed = run("tests.benchmarks.offline", *TINY)
+    printed = run("tests.benchmarks.gpu.offline", *TINY)
     assert "3 sequences, 60 tokens in, 60 out" in printed
     lines = re.findall(r"^(device alone|device alone, .*|disaggregated): 60 tokens in", printed, re.MULTILINE)
     filtered = "device alone, top_k 20, top_p 0.95"
@@ -38,11 +38,11 @@ def test_sequences_are_served_by_hand_and_disaggregated() -> None:
 
 
 def test_attention_is_compared_by_layout() -> None:
-    assert re.search(r"batch 2, .* ms .*, ratio \d", run("tests.benchmarks.attention", "--rehearse"))
+    assert re.search(r"batch 2, .* ms .*, ratio \d", run("tests.benchmarks.gpu.attention", "--rehearse"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("module", ["tests.benchmarks.offline", "tests.benchmarks.attention"])
+@pytest.mark.parametrize("module", ["tests.benchmarks.gpu.offline", "tests.benchmarks.gpu.attention"])
 def test_without_a_gpu_they_say_so(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module], capture_output=True, text=True, check=True, timeout=120

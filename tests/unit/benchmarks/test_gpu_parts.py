@@ -12,8 +12,8 @@ import torch
 
 from shared.engine.checkpoint.dtypes import dtypes_on_cuda
 from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
-from tests.benchmarks import attention
-from tests.benchmarks.offline import model_named
+from tests.benchmarks.gpu import attention
+from tests.benchmarks.gpu.offline import model_named
 from tests.gpu import __main__ as parts
 from tests.gpu.small_device import FAMILY
 from tests.tidy.source_files import ROOT

@@ -1,8 +1,8 @@
 """Many sequences at once with random weights, as other engines measure themselves, and the time of single steps.
 
-    python -m tests.benchmarks.offline --model 0.6B                   a GPU; also 14B
-    python -m tests.benchmarks.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
-    python -m tests.benchmarks.offline --parts profile                where the time of a step goes, kernel by kernel
+    python -m tests.benchmarks.gpu.offline --model 0.6B             a GPU; also 14B
+    python -m tests.benchmarks.gpu.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
+    python -m tests.benchmarks.gpu.offline --parts profile             where a step's time goes, by kernel
 
 The workload is that of nano-vllm and mini-sglang: 256 prompts of 100 to 1,024 random tokens, each with 100 to 1,024
 tokens of output, seed 0, temperature 0.6. `alone` drives one device by hand, EXTEND then DECODE: the line to hold
@@ -35,8 +35,8 @@ from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
-from tests.benchmarks.offline_profile import host_profiled, profiled
-from tests.benchmarks.offline_workers import Part, TwoWorkers
+from tests.benchmarks.gpu.profiles import host_profiled, profiled
+from tests.benchmarks.gpu.two_workers import Part, TwoWorkers
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 
 PAGE_SIZE = 16

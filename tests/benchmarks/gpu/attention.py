@@ -1,7 +1,7 @@
 """DECODE attention over pages that hold all layers, beside a pool with one part for each layer.
 
-    python -m tests.benchmarks.attention                    a GPU
-    python -m tests.benchmarks.attention --rehearse         plain torch on CPU: shows that it runs, no more
+    python -m tests.benchmarks.gpu.attention                    a GPU
+    python -m tests.benchmarks.gpu.attention --rehearse         plain torch on CPU: shows that it runs, no more
 
 FlashInfer reads a layer of our pages through a strided view. That should cost at most 5 % of what it takes from memory
 where each layer lies by itself. Every layer of a pool as large as in service is read once, in one graph, so that caches
@@ -30,7 +30,7 @@ from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.platform import CudaStream
 from shared.engine.streams import Stream
-from tests.benchmarks.offline import model_named, say
+from tests.benchmarks.gpu.offline import model_named, say
 
 CASES = (
     ("0.6B", 64, 16),

@@ -1,0 +1,1 @@
+"""Figures that want a GPU: many sequences, single steps, where their time goes, and attention by layout."""
