@@ -276,8 +276,8 @@ class RequestTable:
         self.reservations.enqueue(live)
 
     def lose(self, live: LiveRequest, peer: str, cause: str, now: float) -> None:
-        """The worker that the request waits on is gone. If it was to fetch migrating pages, another one can."""
-        leased = live.migrating and live.worker is not None and live.holder is not None
+        """The worker that the request waits on is gone. If it was to fetch migrating pages of another, a third can."""
+        leased = live.migrating and live.worker is not None and live.holder not in (None, live.worker)
         self._count_loss(live, peer, now)
         if leased and live.losses < self._settings.losses_max:
             self.requeue(live, RequestEvent.MIGRATION_TARGET_LOST, now, peer=peer, cause=cause)

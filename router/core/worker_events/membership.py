@@ -72,7 +72,8 @@ class Membership:
         for rid in list(worker.foreseen):
             self._reservations.foresee(self._requests.live[rid], None)
         cause = f"lost_{worker.hello.role}"
-        for rid in [*worker.assigned, *worker.leases]:
+        # A stream that moved, and went back to where its pages are, has both here.
+        for rid in dict.fromkeys([*worker.assigned, *worker.leases]):
             live = self._requests.live[rid]
             if live.waits_on is worker:
                 self._requests.lose(live, peer, cause, now)

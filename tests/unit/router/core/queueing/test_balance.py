@@ -195,6 +195,20 @@ def test_a_stream_that_moves_waits_for_no_worker_that_drains() -> None:
     assert not world.core.counters.continuations.total()
 
 
+def test_the_loss_of_a_worker_to_which_a_stream_went_back_is_one_loss() -> None:
+    for losses_max, state, losses in ((1, "failed", 1), (2, "waiting", 1)):
+        world = two_streams(losses_max=losses_max)
+        is_tight(world, "d0")
+        world.loaded("d1", slots_free=0)
+        world.migrating("d0", "r1", 2)
+        world.say("d1", Draining())
+        live = world.core._requests.live["r1"]
+        assert live.worker is live.holder is world.core.fleet.workers["d0"], "it reads its own pages"
+        world.down("d0")
+        assert (live.state.value, live.losses) == (state, losses)
+        assert not world.core.counters.worker_faults.total()
+
+
 def test_a_stream_returns_at_once_for_another_cause_than_balance() -> None:
     world = moved_to_the_other()
     world.up("decode", "d2", limits=LIMITS)
