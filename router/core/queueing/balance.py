@@ -4,9 +4,10 @@ Nobody knows how long an output will be, so one pod fills up while another one e
 stands still for a turn or more; one that migrates pauses for as long as its pages take. So whatever runs at a pod must
 have pages for its next `balance_steps` steps there. Where it has not, or something is retracted, the youngest streams
 leave, as those would be retracted first: as many as are lacking, by this router's share of what runs there. Where
-sixteen of them find no room, smaller ones may.
+sixteen of them find no room, smaller ones may. What a worker keeps for tenants below their share (`tenant_share_max`)
+is not for those that run: it retracts before it takes that.
 
-    headroom = free pages - those on their way - balance_steps of all that are there
+    headroom = free pages - those kept - those on their way - balance_steps of all that are there
     headroom < 0, or something is retracted: a stream of p pages goes where
         headroom there - p - its own steps >= 0   and   p <= half of the difference between the two
 
@@ -28,13 +29,14 @@ from router.core.queueing.foresight import own_share
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.placement_policies import Placement
+from shared.scheduling.tenant_shares import share_of
 
 MOVES = 2  # of one request
 TRIES_AT_A_TIME = 16  # of the youngest streams of one worker that find no room
 SMALLER_TRIES = 4  # … and then of the smallest of the others, before the rest waits for the next pass
 BACK_SECONDS = 30.0  # for so long it does not return to a worker that it has left
 MOVES_AT_A_TIME = 4  # from one worker: those that leave are read by others meanwhile
-MARGIN = 0.05  # of a pool, that is left besides
+MARGIN = 0.05  # of a pool, that is left where a stream goes; what is kept for tenants counts
 LARGEST_SHARE = 0.25  # of a pool: a larger one is refused where others have to grow, and waits for long
 FRESH_SECONDS = 0.5  # since its last token: what has waited longer may not run any more
 
@@ -125,19 +127,24 @@ class Balance:
     def _headroom(self, worker: Worker) -> float:
         """Pages that are left at a decode worker when all that is there has gone on for `balance_steps`.
 
-        Requests that are retracted lack as much as the others hold.
+        Requests that are retracted lack as much as the others hold. What is kept for other tenants is not left.
         """
         load = worker.load
         coming = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
         requests = worker.requests + len(worker.reserved) + len(worker.foreseen)
         held = worker.pages_for(load.running_tokens) / max(1, load.running)
         retracted = 0.0 if load.accepting else load.queued * held
-        return load.free_pages - coming - retracted - requests * self._growth(worker)
+        return load.free_pages - self._kept(worker) - coming - retracted - requests * self._growth(worker)
 
     def _room(self, worker: Worker, *, evens: bool = True) -> float:
         """Pages that one more stream may have there; `evens`: with a margin."""
-        margin = MARGIN * worker.hello.limits.pages if evens else 0.0
+        margin = max(0.0, MARGIN * worker.hello.limits.pages - self._kept(worker)) if evens else 0.0
         return self._headroom(worker) - self._growth(worker) - margin
+
+    def _kept(self, worker: Worker) -> int:
+        """Pages that it keeps for tenants below their share, and retracts for, as `Admission` reckons it there."""
+        pages = worker.hello.limits.pages
+        return pages - share_of(pages, self._settings.tenant_share_max)
 
     def _growth(self, worker: Worker) -> float:
         """Pages that one request takes within `balance_steps`."""

@@ -13,6 +13,7 @@ from tests.benchmarks.virtual_cluster.cluster import START_SECONDS, ClusterShape
 from tests.benchmarks.virtual_cluster.device import StepTimes
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed
 from tests.benchmarks.virtual_cluster.figures import Figures
+from tests.benchmarks.virtual_cluster.load_scenarios import long_outputs
 from tests.benchmarks.virtual_cluster.scenario import LoadScenario, ScenarioSize, number
 from tests.benchmarks.virtual_cluster.trace import (
     REST_OF_CONTEXT,
@@ -30,6 +31,8 @@ POOL = 24_576  # tokens of a decode pod
 PAGE_BYTES = 1_840_000  # 115 kB a token
 LOOK_SECONDS = 0.05  # between two looks at the pods
 RATE = 9.0  # requests a second
+SLOTS = 64  # of a pod in `tight_pods`
+OF_RETRACTED = "beside room, of the time with something retracted"
 FREE_SHARE = 0.2  # of a pool: a pod with more has room for what another one has retracted
 
 
@@ -89,9 +92,33 @@ def _beside_room(figures: Mapping[str, Figures]) -> Figures:
         looks = number(run, "events", "looks")
         for event in ("retracted", "retracted beside room"):
             compared[f"{name}: {event}"] = round(number(run, "events", event) / looks, 4)
+        beside_room = number(run, "events", "retracted beside room")
+        compared[f"{name}: {OF_RETRACTED}"] = round(
+            beside_room / max(1.0, number(run, "events", "retracted")), 4
+        )
         for key in ("pause_max", "long_pause_share", "second_token_gap_p99", "goodput_tokens_per_second"):
             compared[f"{name}: {key}"] = run[key]
     return compared
+
+
+def _tight_pods(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    demanded = SLOTS * (250 + 500)  # tokens of a pod: every slot with a request at its end
+    seconds, per_second = 12 * size.length, 120
+
+    def pods(pool_tokens: int) -> ClusterShape:
+        pod = long_outputs(SLOTS, pool_tokens, seconds, per_second)
+        return replace(pod, prefill_workers=2, decode_workers=PODS)
+
+    return {"tight": pods(int(0.6 * demanded)), "ample": pods(4 * demanded)}
+
+
+def _shares_of_ample(figures: Mapping[str, Figures]) -> Figures:
+    goodput = {name: number(run, "goodput_tokens_per_second") for name, run in figures.items()}
+    return {
+        name: round(tokens / goodput[name.replace("tight", "ample")], 4)
+        for name, tokens in goodput.items()
+        if name.startswith("tight")
+    }
 
 
 BALANCE_SCENARIOS: dict[str, LoadScenario] = {
@@ -99,5 +126,10 @@ BALANCE_SCENARIOS: dict[str, LoadScenario] = {
         about="four decode pods and heavy-tailed outputs without max_tokens: a full pod beside one with room",
         runs=_uneven,
         compared=_beside_room,
+    ),
+    "tight_pods": LoadScenario(
+        about="four decode pods of 64 slots, a backlog, and 60 % of the KV that they demand; and ample ones",
+        runs=_tight_pods,
+        compared=_shares_of_ample,
     ),
 }

@@ -296,7 +296,9 @@ STEPS_OF_5_MS = StepTimes(
 )
 
 
-def _long_outputs(slots: int, pool_tokens: int, seconds: float, per_second: float) -> ClusterShape:
+def long_outputs(slots: int, pool_tokens: int, seconds: float, per_second: float) -> ClusterShape:
+    """One pod of each role; `per_second` outputs of 200 to 800 tokens come, and a step takes 5 ms whatever it has."""
+
     def trace(rng: random.Random) -> Iterator[TracedRequest]:
         for index, at in enumerate(poisson(rng, per_second, seconds)):
             yield TracedRequest(
@@ -326,8 +328,8 @@ def _tight_pool(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     demanded = 256 * (250 + 500)  # tokens: every slot with a request at its end
     seconds, per_second = 12 * size.length, 120
     return {
-        "tight": _long_outputs(256, int(0.6 * demanded), seconds, per_second),
-        "ample": _long_outputs(256, 4 * demanded, seconds, per_second),
+        "tight": long_outputs(256, int(0.6 * demanded), seconds, per_second),
+        "ample": long_outputs(256, 4 * demanded, seconds, per_second),
     }
 
 
@@ -341,7 +343,7 @@ def _share_of_ample(figures: Mapping[str, Figures]) -> Figures:
 
 
 def _satout(size: ScenarioSize) -> Mapping[str, ClusterShape]:
-    return {"warm tree": _long_outputs(128, 200_000, 12 * size.length, 60)}
+    return {"warm tree": long_outputs(128, 200_000, 12 * size.length, 60)}
 
 
 # ---- a queue policy that would starve long prompts ----

@@ -2,6 +2,7 @@
 
 - Who leaves runs at a worker where something is retracted, or not all can go on for `balance_steps`.
 - Who comes finds pages beside `balance_steps` of all that are there, and the difference is twice its pages.
+- What workers keep for tenants below their share is for neither: a worker retracts before it takes that.
 - Nobody is moved more than twice, or back within half a minute. The account of that is kept here.
 - Where a stream could leave and none does, enough are leaving already, or streams wait for room.
 
@@ -162,7 +163,9 @@ class BalanceJudge:
         requests = max(len(worker.assigned), told) + len(worker.reserved) + len(foreseen)
         held = -(-load.running_tokens // page_size) / max(1, load.running)
         retracted = 0.0 if load.accepting else load.queued * held
-        return load.free_pages - coming - retracted - requests * self._growth(worker)
+        pages = worker.hello.limits.pages
+        usable = max(1, round(pages * self._core.settings.tenant_share_max))
+        return load.free_pages - (pages - usable) - coming - retracted - requests * self._growth(worker)
 
     def _growth(self, worker: Worker) -> float:
         return self._core.settings.balance_steps / worker.hello.limits.page_size

@@ -129,6 +129,9 @@ MISTAKES: dict[str, Mistakes] = {
         "what has been asked to come is not counted where streams go": {
             "pages that are left when all has gone on": _but_for_what_comes
         },
+        "streams leave only when what is kept for other tenants is all that is left": {
+            "pages that are kept for tenants below their share": gives(0)
+        },
         "a stream that was moved keeps a draining worker from its end": {
             "a stream that was moved holds up a worker that drains": gives(False)
         },

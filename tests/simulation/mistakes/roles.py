@@ -204,6 +204,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker lacks pages": "is_pressed",
         "where a stream that leaves goes": "place",
         "pages that are left when all has gone on": "_headroom",
+        "pages that are kept for tenants below their share": "_kept",
     },
     "router.core.queueing.backfill.PlacementPass": {
         "a prompt waits for a better worker": "waits_for_better",

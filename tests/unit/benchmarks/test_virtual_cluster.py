@@ -13,6 +13,7 @@ from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchL
 from shared.wire.baton import Baton, Holder
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.virtual_cluster.__main__ import SCENARIOS
+from tests.benchmarks.virtual_cluster.balance_scenarios import OF_RETRACTED
 from tests.benchmarks.virtual_cluster.cluster import ClusterShape, VirtualCluster
 from tests.benchmarks.virtual_cluster.device import EOS_TOKEN_ID, StepTimes, VirtualDevice, output_seed
 from tests.benchmarks.virtual_cluster.fabric import FabricSpeed, VirtualFabric, VirtualFetcher
@@ -316,10 +317,11 @@ GATES = (
         scenario="balance",
         size=ScenarioSize(length=0.75),
         at_most=(
-            ("balanced: retracted beside room", 0.05),
-            ("balanced, 2 routers: retracted beside room", 0.05),
-            ("balanced, 4 routers: retracted beside room", 0.05),
+            (f"balanced: {OF_RETRACTED}", 0.05),
+            (f"balanced, 2 routers: {OF_RETRACTED}", 0.05),
+            (f"balanced, 4 routers: {OF_RETRACTED}", 0.05),
         ),
+        at_least=((f"left: {OF_RETRACTED}", 0.1),),
         occurred=(("balanced", "migrations", "migrated balance"), ("left", "events", "retracted")),
     ),
     Gate(

@@ -27,7 +27,7 @@ TIGHT = 7  # pages: less than the 64 steps of two requests take
 
 def two_streams(decode: int = 2, streams: int = 2, **settings: object) -> ScriptedDeployment:
     """Streams of a hundred tokens at d0, which has few pages left; the other decode workers have nothing."""
-    settings = {"decode_policy": "total_requests", **settings}
+    settings = {"decode_policy": "total_requests", "tenant_share_max": 1.0, **settings}
     world = ScriptedDeployment(1, 1, limits=LIMITS, **settings)
     for number in range(streams):
         rid = f"r{number}"
@@ -78,6 +78,22 @@ def test_a_worker_that_has_retracted_a_request_is_relieved_although_it_has_free_
     world = two_streams(streams=3)
     is_tight(world, "d0", free_pages=100, accepting=False, queued=1)
     assert moved(world) == ["r2 from d0"]
+
+
+def test_what_a_worker_keeps_for_other_tenants_is_not_for_streams() -> None:
+    world = two_streams(tenant_share_max=0.9)  # it keeps 51 of 512 pages, and retracts before it takes them
+    is_tight(world, "d0", free_pages=51 + 8)
+    assert moved(world) == []
+    is_tight(world, "d0", free_pages=51 + 7)
+    assert moved(world) == ["r1 from d0"], "it would retract, although more pages are free than streams take"
+    world = two_streams(tenant_share_max=0.9)
+    is_tight(world, "d1", free_pages=51 + 25)
+    is_tight(world, "d0", free_pages=0)
+    assert moved(world) == [], (
+        "seven pages, of half of what is left beside three streams and those that are kept"
+    )
+    is_tight(world, "d1", free_pages=51 + 26)
+    assert moved(world) == ["r1 from d0"]
 
 
 def test_nobody_leaves_for_a_worker_that_would_be_as_full() -> None:
