@@ -22,8 +22,12 @@ struct Float16 {
 __device__ static inline float wide(BFloat16 x) { return __int_as_float((int)((unsigned)x.bits << 16)); }
 
 __device__ static inline void narrow(float x, BFloat16& to) {  // to the nearest, to the even one of two
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   const unsigned bits = (unsigned)__float_as_int(x);
   to.bits = x != x ? (u16)0x7fff : (u16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+#endif
 }
 
 #ifdef __CUDA_ARCH__

@@ -236,14 +236,14 @@ enum { DIGITS = 256, GROUP = 16 };  // values of a byte, and how many of them ar
 // The highest key from which on there is so much; 0 if there never is. Of the block.
 __device__ static inline unsigned floor_of(Scaled from, bool probable, double wanted) {
   __shared__ u64 of_digit[DIGITS], of_group[DIGITS / GROUP], chosen_above;
+  __shared__ unsigned low[DIGITS], high[DIGITS];  // halves: shared memory adds 32 bits at once, 64 only by trial
   __shared__ int chosen;
   unsigned key = 0;
   u64 above = 0;  // how much has a higher key, whatever the digits that are not chosen yet
   for (int shift = 24; shift >= 0; shift -= 8) {
     __syncthreads();  // what was chosen last has been read
     for (int digit = threadIdx.x; digit < DIGITS; digit += blockDim.x) {
-      of_digit[digit] = 0;
-      if (digit < DIGITS / GROUP) of_group[digit] = 0;
+      low[digit] = high[digit] = 0;
     }
     if (threadIdx.x == 0) chosen = -1;
     __syncthreads();
@@ -253,8 +253,16 @@ __device__ static inline unsigned floor_of(Scaled from, bool probable, double wa
       if (((u64)own ^ key) >> (shift + 8)) continue;  // other digits before this one
       const u64 weight = probable ? (u64)(expf(value) * WHOLE) : 1;
       const int digit = own >> shift & (DIGITS - 1);
-      atomicAdd(&of_digit[digit], weight);
-      atomicAdd(&of_group[digit / GROUP], weight);
+      const unsigned lower = (unsigned)weight, before = atomicAdd(&low[digit], lower);
+      const unsigned upper = (unsigned)(weight >> 32) + (before + lower < before);  // with what is carried
+      if (upper) atomicAdd(&high[digit], upper);
+    }
+    __syncthreads();
+    for (int digit = threadIdx.x; digit < DIGITS; digit += blockDim.x) of_digit[digit] = (u64)high[digit] << 32 | low[digit];
+    __syncthreads();
+    for (int group = threadIdx.x; group < DIGITS / GROUP; group += blockDim.x) {
+      of_group[group] = 0;
+      for (int i = 0; i < GROUP; ++i) of_group[group] += of_digit[group * GROUP + i];
     }
     __syncthreads();
     for (int digit = threadIdx.x; digit < DIGITS; digit += blockDim.x) {
@@ -297,11 +305,12 @@ extern "C" __global__ ROW_KERNEL void filter_rows(float* logits, i64 stride, int
   const bool ranks = k < vocab, shares = top_p[blockIdx.x] < 1.0f;
   if (ranks ? k <= threads : shares) {
     const u64 reach = ranks ? k : (threads + 1) / 2;
-    kept[threadIdx.x] = (highest - top) / all.temperature;
-    few.kept = kept;
-    few.count = threads;
-    const unsigned bound = floor_of(few, false, (double)reach);
-    few = all;
+    const unsigned mine = key_of((highest - top) / all.temperature);
+    unsigned bound = 0;
+    for (int bit = 31; bit >= 0; --bit) {
+      const unsigned next = bound | 1u << bit;
+      if ((u64)__syncthreads_count(mine >= next) >= reach) bound = next;
+    }
     if (threadIdx.x == 0) count = 0;
     __syncthreads();
     for (int first = threadIdx.x; first < vocab; first += AT_ONCE * threads) {

@@ -147,6 +147,7 @@ class DecoderModel:
         if sampled_rows is not None:
             x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
         x, _ = self._ops.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
+        assert len(logits) == len(x), "torch resizes what does not fit"
         self._head(x, logits)
         if self.config.logits_divisor != 1:
             logits /= self.config.logits_divisor

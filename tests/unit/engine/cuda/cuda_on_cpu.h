@@ -1,6 +1,7 @@
 // What our kernels take from CUDA, for g++. A block's threads run one after the other, or, where they wait for
 // each other, as threads of the system.
 
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <cstring>
@@ -23,6 +24,18 @@ static std::barrier<>* together;  // null where a block is one thread
 
 static inline void __syncthreads() {
   if (together) together->arrive_and_wait();
+}
+
+static inline int __syncthreads_count(int own) {
+  static std::atomic<int> count;
+  if (!together) return own != 0;
+  count = 0;
+  __syncthreads();
+  count += own != 0;
+  __syncthreads();
+  const int total = count;
+  __syncthreads();
+  return total;
 }
 
 template <class T>
