@@ -67,6 +67,8 @@ def serve(config: RouterConfig) -> None:
     """Run until SIGINT or SIGTERM; raises `StartError` where it cannot start."""
     if not config.model:
         raise ConfigError("--model is required: the folder with the model's tokenizer")
+    if config.port == config.admin_port != 0:
+        raise ConfigError(f"--port and --admin-port are both {config.port}; choose another --admin-port")
     discover = _discovery(config)
     keys = read_keys(config.link_keys_file, "router")
     ring = KeyRing(config.api_keys_file) if config.api_keys_file else None

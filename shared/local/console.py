@@ -47,7 +47,8 @@ class Service:
         key = 'os.environ["SEGUE_API_KEY"]' if self.has_key else '"any"'
         program = (
             f'import openai, os; client = openai.OpenAI(base_url="{self.url}", api_key={key}); '
-            f"print(client.responses.create(model={json.dumps(self.model)}, input={json.dumps(QUESTION)}).output_text)"
+            f"print(client.responses.create(model={json.dumps(self.model)}, input={json.dumps(QUESTION)}, "
+            "max_output_tokens=64).output_text)"
         )
         return f"{_python()} -c {shlex.quote(program)}"
 

@@ -26,7 +26,7 @@ from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import Budget
 from shared.links.keys import LinkRole, new_key_files, open_in_memory
 from shared.local.children import HOST, Child, ChildProcesses
-from shared.local.config import LocalSettings, environment_of, unknown_everywhere
+from shared.local.config import LocalConfig, LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
 from shared.local.shapes import described, gpu_of, gpus_of, shape_of
@@ -61,8 +61,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         console.print_line(shape)
     with contextlib.ExitStack() as stack:
         host = router_host(settings)
-        router_port = stack.enter_context(_reserved(config.router_port, "--router-port", host))
-        admin_port = stack.enter_context(_reserved(config.admin_port, "--admin-port"))
+        router_port, admin_port = _ports(config, host, stack)
         model = resolve(config.model, console.print_line)
         budget = memory_budget()
         read = read_config(model)
@@ -158,6 +157,14 @@ def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
     for descriptor in keys.values():
         stack.callback(os.close, descriptor)
     return keys
+
+
+def _ports(config: LocalConfig, host: str, stack: contextlib.ExitStack) -> tuple[int, int]:
+    """Hold the router's ports, the API's and that of /metrics. Two sockets could be bound to one, one would listen."""
+    if config.router_port == config.admin_port != 0:
+        raise StartError(f"--port and --admin-port are both {config.admin_port}; choose another --admin-port")
+    api = stack.enter_context(_reserved(config.router_port, "--router-port", host))
+    return api, stack.enter_context(_reserved(config.admin_port, "--admin-port"))
 
 
 def _worker(role: Role, number: int, given: list[str], stack: contextlib.ExitStack) -> Child:

@@ -13,7 +13,7 @@ one whose pages are fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import inf, isinf
 from typing import Literal
 
 from router.config import RouterConfig
@@ -114,7 +114,8 @@ class LocalPlacement:
         hit = min(known(best.peer), need.tokens - 1)
         if at_prefill is not None and seconds >= bound * _sooner((hit - there) / need.tokens):
             return None
-        why = f"{seconds:.3f} s until it has computed it, {bound:.3f} s by way of prefill"
+        other = "no worker for prompts" if isinf(bound) else f"{bound:.3f} s by way of prefill"
+        why = f"{seconds:.3f} s until it has computed it, {other}"
         return Placement(best, why, "sooner", hit, own=best is own)
 
     def _expected_at_prefill(self, need: Need, choice: Placement[Worker]) -> int:

@@ -281,6 +281,7 @@ WRONG = {
     "no keys": (["--link-keys-file", ""], "--link-keys-file is required"),
     "an unknown flag": (["--colour", "red"], "--colour"),
     "a port out of range": (["--port", "70000"], "--port"),
+    "one port for both": (["--port", "4321", "--admin-port", "4321"], "choose another --admin-port"),
 }
 
 

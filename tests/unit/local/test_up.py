@@ -12,8 +12,9 @@ import yaml
 
 from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS, LocalSettings, environment_of, load_local, unknown_everywhere
-from shared.local.up import router_host, why_not_ours
-from shared.primitives.errors import ConfigError
+from shared.local.console import StartupConsole
+from shared.local.up import router_host, up, why_not_ours
+from shared.primitives.errors import ConfigError, StartError
 from shared.worker.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
 
@@ -220,6 +221,14 @@ def test_a_flag_that_only_roles_know_is_given_to_them(values: Path) -> None:
     router = settings.roles["router"].config
     assert isinstance(router, RouterConfig)
     assert router.tool_call_parser == "hermes"
+
+
+def test_the_api_and_the_admin_port_are_two() -> None:
+    settings = load_local(["--port", "4321", "--admin-port", "4321", "--device", "cpu"], {})
+    with pytest.raises(
+        StartError, match="--port and --admin-port are both 4321; choose another --admin-port"
+    ):
+        up(settings, StartupConsole())
 
 
 @pytest.mark.parametrize(
