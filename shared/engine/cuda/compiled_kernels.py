@@ -2,7 +2,7 @@
 
 NVRTC compiles them, so an image needs no nvcc and no header; it and `cuda-bindings` come with torch on CUDA. Products
 are not fused into sums: results are then those of the same arithmetic in torch. Tests compile the same sources for
-CPUs, launch them through the same code, and have NVRTC compile them for four architectures; `tests/gpu` compares on a
+CPUs, launch them through the same code, and have NVRTC compile them for five architectures; `tests/gpu` compares on a
 GPU.
 """
 

@@ -1,4 +1,4 @@
-"""The five kernels of a step that are Segue's own, and the layout of a slot's state that they share.
+"""The five kernels around a step's layers that are Segue's own, and the layout of a slot's state that they share.
 
 Implemented in torch below and by `CudaKernels` with `step_kernels.cu`, equal bit for bit but for the last of a logprob
 and of the sums by which top_p ends: there a nucleus may end one value earlier or later.

@@ -1,4 +1,4 @@
-// As much of libcuda as step_kernels.py calls, for cuda-bindings to load. It says what it is given, and does nothing.
+// As much of libcuda as compiled_kernels.py calls, for cuda-bindings to load. It says what it is given, and does nothing.
 // A launch whose second argument, an int, is 4 fails as a kernel does that reads where it must not.
 
 #define _GNU_SOURCE
