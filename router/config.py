@@ -306,8 +306,9 @@ class RouterConfig(ProcessConfig):
     )
     local_prefill: LocalPrefill = Field(
         default="short",
-        description="Whether decode workers compute prompts. short: those that they would have computed sooner than "
-        "a prefill worker, with the fetch that follows. fallback: while no prefill worker is up that could. "
+        description="Whether decode workers compute prompts. short: those that they would have computed sooner, by a "
+        "fifth or by less where they have more of it cached, than a prefill worker with the fetch that follows. "
+        "fallback: while no prefill worker is up that could. "
         "always: prefill workers get none. never: requests wait for a prefill worker.",
     )
     candidates_max: PositiveInt = Field(

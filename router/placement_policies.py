@@ -288,6 +288,19 @@ class PlacementPolicy:
 
 LocalPrefill = Literal["never", "fallback", "short", "always"]  # whether decode workers compute prompts
 
+# Prompts are computed by prefill workers; by decode workers; by whoever has done it sooner; by nobody
+Serving = Literal["disaggregated", "aggregated", "conditional", "none"]
+
+
+def serving_of(local_prefill: LocalPrefill, *, prefill: bool, decode: bool, extends: bool) -> Serving:
+    """Who computes prompts where such workers take requests; `extends`: one of decode may be given prompts."""
+    if extends and (local_prefill == "always" or not prefill):
+        return "aggregated"
+    if extends and local_prefill == "short":
+        return "conditional"
+    return "disaggregated" if prefill and decode else "none"
+
+
 PolicyName = Literal[
     "round_robin", "total_requests", "total_tokens", "cache_aware", "follow_bootstrap_room", "power_of_two"
 ]

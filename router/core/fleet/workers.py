@@ -19,7 +19,7 @@ from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.refused_tenants import RefusedTenants
 from router.core.fleet.told_rates import FleetRates
-from router.placement_policies import LocalPrefill, salt_of
+from router.placement_policies import LocalPrefill, Serving, salt_of, serving_of
 from shared.kv.page_pool import pages_for_tokens
 from shared.scheduling.tenant_shares import share_of
 from shared.wire.messages import PROTOCOL, WORKER_ROLES, Hello, Load, Message, Role, Serve
@@ -33,9 +33,6 @@ MODELS_MAX = 64  # names remembered after their last worker has gone
 
 # fingerprints of model and KV format: what a prefill and a decode worker must share
 KvGroup = tuple[str, str]
-
-# Prompts are computed by prefill workers; by decode workers; by either, as `local_prefill` says; by nobody
-Serving = Literal["disaggregated", "aggregated", "conditional", "none"]
 
 Doubt = Literal["rests", "tried"]  # a worker found silent gets nothing at first, then one request at a time
 
@@ -509,10 +506,8 @@ class Fleet:
     @property
     def serving(self) -> Serving:
         """Who computes prompts now."""
-        prefill, whole = self._taking["prefill"] > 0, self._whole.total() > 0
-        if prefill and whole:
-            return "conditional"
-        return "aggregated" if whole else "disaggregated" if prefill else "none"
+        prefill, decode, extends = self._taking["prefill"], self._taking["decode"], self._whole.total()
+        return serving_of(self._local_prefill, prefill=prefill > 0, decode=decode > 0, extends=extends > 0)
 
     def serves_whole(self, worker: Worker) -> bool:
         """Whether the worker may be given a request with its prompt, to serve it from first to last."""

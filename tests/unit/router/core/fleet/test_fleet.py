@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from router.core.effects import FleetPaired
 from router.core.fleet.assignments import AssignedTotals
 from router.core.fleet.prefix_index import PrefixIndex
-from router.core.fleet.workers import MODELS_MAX, Fleet
+from router.core.fleet.workers import MODELS_MAX, Fleet, Worker
+from router.placement_policies import LocalPrefill, Serving
 from shared.batch.effects import Note
 from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Prefill, Role
 from tests.doubles.novelty import Novelty
@@ -197,3 +198,41 @@ def test_pairs_and_missing_roles_are_those_of_the_workers_that_are_there(
     for worker in workers:
         others = [other for other in workers if other.hello.role != worker.hello.role and not other.draining]
         assert fleet.paired(worker) == any(other.hello.model == worker.hello.model for other in others)
+
+
+@pytest.mark.parametrize(
+    ("local_prefill", "of_prefill", "of_decode", "of_both"),
+    [
+        ("never", "none", "none", "disaggregated"),
+        ("fallback", "none", "aggregated", "disaggregated"),
+        ("short", "none", "aggregated", "conditional"),
+        ("always", "none", "aggregated", "aggregated"),
+    ],
+)
+def test_who_computes_prompts(
+    local_prefill: LocalPrefill, of_prefill: Serving, of_decode: Serving, of_both: Serving
+) -> None:
+    def serving(*roles: Role, extend_tokens: int = 64) -> Serving:
+        fleet = Fleet(PrefixIndex(16), local_prefill=local_prefill)
+        limits = Limits(4096, 16, 10, 4, 100, extend_tokens=extend_tokens)
+        for role in roles:
+            fleet.up(role, hello(role, role, limits=limits, understands=("Serve",)))
+        return fleet.serving
+
+    assert serving() == "none"
+    assert serving("prefill") == of_prefill
+    assert serving("decode") == of_decode
+    assert serving("prefill", "decode") == of_both
+    assert serving("decode", extend_tokens=0) == "none"
+    assert serving("prefill", "decode", extend_tokens=0) == "disaggregated"
+
+
+def test_a_worker_that_drains_computes_no_more_prompts() -> None:
+    fleet = Fleet(PrefixIndex(16), local_prefill="always")
+    fleet.up("p", hello("prefill", "p"))
+    limits = Limits(4096, 16, 10, 4, 100, extend_tokens=64)
+    decode = fleet.up("d", hello("decode", "d", limits=limits, understands=("Serve",)))
+    assert isinstance(decode, Worker)
+    before = fleet.serving
+    fleet.drain(decode)
+    assert (before, fleet.serving) == ("aggregated", "none")
