@@ -61,6 +61,7 @@ class AnswerWriter:
         self._objects = objects
         self._usage_chunk = usage_chunk
         self._headers = headers
+        self._heard_at: float | None = None  # when the client last got something; None: not even the headers
 
     async def stream(self, scope: Scope, receive: Receive, send: Send, answer: ResponseStream) -> None:
         """Write the answer as it comes, unless the client hangs up."""
@@ -93,7 +94,6 @@ class AnswerWriter:
                 await writer.send(send, gone, self._objects.whole(kept.choices(), usage), self._headers)
 
     async def _stream(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
-        silence = self._settings.keepalive_seconds
         pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status
         if answer.abandoned:
             return
@@ -105,17 +105,34 @@ class AnswerWriter:
         opened: set[int] = set()
         while pieces or not answer.complete:
             if answer.backlog_bytes <= SMALL_BYTES or len(pieces) == 1:  # as nearly always
-                await send(_body(self._events(pieces, opened) or self._objects.waiting))
+                await self._send(send, self._events(pieces, opened))
                 answer.written(pieces)
             else:
                 await self._send_portions(send, answer, pieces, opened)
             if self._objects.held_bytes:
                 self._settle(answer)
-            pieces = await answer.take(silence)
+            pieces = await answer.take(self._silence_left())
         if not answer.abandoned:
             if failure := answer.failure:
                 log.warning("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
             await send(_body(_last_events(answer, self._objects, self._usage_chunk), more=False))
+
+    async def _send(self, send: Send, events: bytes) -> None:
+        """Write the events, or a comment if it is time for one; at first whatever there is, for headers go with it.
+
+        There may be no event of pieces that came: the client has them, or they are held until more is known.
+        """
+        comment = self._objects.waiting if self._silence_left() <= 0 else b""
+        if events or comment or self._heard_at is None:
+            await send(_body(events or comment))
+            self._heard_at = asyncio.get_running_loop().time()
+
+    def _silence_left(self) -> float:
+        """Seconds until the client gets a comment, if it gets nothing else."""
+        silence = self._settings.keepalive_seconds
+        if self._heard_at is None:
+            return silence
+        return max(0.0, self._heard_at + silence - asyncio.get_running_loop().time())
 
     def _settle(self, answer: ResponseStream) -> None:
         """Count what the stream has to repeat at its end; one that has too much of it ends with an error."""
@@ -127,17 +144,17 @@ class AnswerWriter:
     async def _send_portions(
         self, send: Send, answer: ResponseStream, pieces: list[TextDelta], opened: set[int]
     ) -> None:
-        """All that the client does not have of many pieces, or a comment; of much, a portion at a time."""
+        """All that the client does not have of many pieces; of much, a portion at a time."""
         begin, size, events = 0, 0, list[bytes]()
         for end, piece in enumerate(pieces, 1):
             events.append(self._events([piece], opened))
             size += len(events[-1])
             if size >= PORTION_BYTES and end < len(pieces):
-                await send(_body(b"".join(events)))
+                await self._send(send, b"".join(events))
                 answer.written(pieces[begin:end], more=True)
                 await asyncio.sleep(0)
                 begin, size, events = end, 0, []
-        await send(_body(b"".join(events) or self._objects.waiting))
+        await self._send(send, b"".join(events))
         answer.written(pieces[begin:] if begin else pieces)
 
     def _events(self, pieces: list[TextDelta], opened: set[int]) -> bytes:
