@@ -34,6 +34,7 @@ from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.listening import is_loopback
 from shared.process.resources import memory_budget, usable_cores
+from shared.process.settings import flags_of
 from shared.wire.messages import Role
 from shared.worker.worker_config import WorkerConfig
 
@@ -162,8 +163,11 @@ def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:
 def _ports(config: LocalConfig, host: str, stack: contextlib.ExitStack) -> tuple[int, int]:
     """Hold the router's ports, the API's and that of /metrics. Two sockets could be bound to one, one would listen."""
     if config.router_port == config.admin_port != 0:
-        raise StartError(f"--port and --admin-port are both {config.admin_port}; choose another --admin-port")
-    api = stack.enter_context(_reserved(config.router_port, "--router-port", host))
+        flags = flags_of(LocalConfig, "router_port")
+        raise StartError(
+            f"{flags} and --admin-port are both {config.admin_port}; choose another --admin-port"
+        )
+    api = stack.enter_context(_reserved(config.router_port, flags_of(LocalConfig, "router_port"), host))
     return api, stack.enter_context(_reserved(config.admin_port, "--admin-port"))
 
 
@@ -208,9 +212,10 @@ def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
 
 def _require_context(model: ModelConfig | FallbackConfig, settings: LocalSettings) -> None:
     """Raise ConfigError for a context that the model was not made for; the workers would each say the same, later."""
-    of_workers = [each.context_len for each in _worker_configs(settings).values()]
-    for context_len in (settings.config.context_len, *of_workers):
-        context_bound(model, context_len or None)
+    asked = {flags_of(LocalConfig, "context_len"): settings.config.context_len}
+    asked |= {f"contextLen of {role}": each.context_len for role, each in _worker_configs(settings).items()}
+    for setting, context_len in asked.items():
+        context_bound(model, context_len or None, setting)
 
 
 def _require_memory(model: ModelConfig | FallbackConfig, workers: int, budget: Budget) -> None:

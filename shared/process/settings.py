@@ -87,7 +87,7 @@ def combine(
     refuse_old_values(variables, variable_of)
     refuse_old_values(flags, flag_of)
     sources = dict.fromkeys(content, "") | {name: variable_of(name) for name in variables}
-    sources |= {name: flag_of(name) for name in flags}
+    sources |= {name: flags_of(model, name) for name in flags}
     try:
         return model(**{**content, **variables, **flags})
     except ValidationError as error:
@@ -125,7 +125,8 @@ def read_flags(
     def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         flags, unknown = parser.parse_known_args(argv)
         if unknown:
-            known = [*map(flag_of, model.model_fields), "--config"]
+            known = [flag for name in model.model_fields for flag in _spellings_of(model, name)]
+            known.append("--config")
             refuse_old_names([unknown[0].split("=")[0]], [*known, *(elsewhere or {})], flag_of)
             raise ConfigError(_unknown(unknown[0], known, elsewhere or {}))
         files.append(flags.config)
@@ -206,6 +207,20 @@ def groups_of(model: type[Settings]) -> dict[str, list[str]]:
 def flag_of(field: str) -> str:
     """`drain_seconds` → `--drain-seconds`."""
     return "--" + field.replace("_", "-")
+
+
+def flags_of(model: type[Settings], field: str) -> str:
+    """A field's flag for a sentence, with those that mean the same: `--context-len (or --max-model-len)`."""
+    flag, *others = _spellings_of(model, field)
+    return f"{flag} (or {', '.join(others)})" if others else flag
+
+
+def _spellings_of(model: type[Settings], field: str) -> list[str]:
+    """The flag of a field, then those that the model's `cli_shortcuts` add."""
+    shortcuts: Any = model.model_config.get("cli_shortcuts") or {}
+    others = shortcuts.get(field.replace("_", "-"), [])
+    names = [others] if isinstance(others, str) else others
+    return [flag_of(field), *("-" * min(len(name), 2) + name for name in names)]
 
 
 def variable_of(field: str) -> str:

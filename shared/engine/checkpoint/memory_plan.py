@@ -69,8 +69,13 @@ def choose_pages(demand: Demand, budget: Budget, pages: int | None) -> tuple[int
     return rest // page_bytes, figures
 
 
-def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None) -> tuple[int, str]:
-    """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for."""
+def context_bound(
+    config: ModelConfig | FallbackConfig, context_len: int | None, setting: str = "context_len"
+) -> tuple[int, str]:
+    """The longest request in tokens, before memory is looked at, and why; `ConfigError` if more is asked for.
+
+    `setting`: what the error calls it.
+    """
     if config.context_len <= NUMBERS_MAX:
         most, whose, why = config.context_len, "the model's", "all the model was made for"
     else:
@@ -78,7 +83,7 @@ def context_bound(config: ModelConfig | FallbackConfig, context_len: int | None)
     if context_len is None:
         return most, why
     if not 1 <= context_len <= most:
-        raise ConfigError(f"context_len must be between 1 and {whose} {most}, got {context_len}")
+        raise ConfigError(f"{setting} must be between 1 and {whose} {most}, got {context_len}")
     return context_len, "as configured"
 
 

@@ -115,10 +115,13 @@ def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
 
 def test_a_longer_context_than_the_models_is_refused_before_any_worker_starts(tmp_path: Path) -> None:
     sentence = refused("--router-port", "0", "--max-model-len", "1000000")
-    assert sentence == "segue up: context_len must be between 1 and the model's 8192, got 1000000"
+    flags = "--context-len (or --max-model-len)"
+    assert sentence == f"segue up: {flags} must be between 1 and the model's 8192, got 1000000"
     file = tmp_path / "values.yaml"
     file.write_text("decode: {config: {contextLen: 8193}}")
-    assert "the model's 8192, got 8193" in refused("--router-port", "0", "--config", str(file))
+    assert "contextLen of decode must be between 1 and the model's 8192, got 8193" in refused(
+        "--router-port", "0", "--config", str(file)
+    )
 
 
 def test_a_port_in_use_is_said_in_one_sentence() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -225,16 +226,33 @@ def test_a_flag_that_only_roles_know_is_given_to_them(values: Path) -> None:
 
 def test_the_api_and_the_admin_port_are_two() -> None:
     settings = load_local(["--port", "4321", "--admin-port", "4321", "--device", "cpu"], {})
-    with pytest.raises(
-        StartError, match="--port and --admin-port are both 4321; choose another --admin-port"
-    ):
+    with pytest.raises(StartError) as error:
         up(settings, StartupConsole())
+    assert str(error.value) == (
+        "--router-port (or -p, --port) and --admin-port are both 4321; choose another --admin-port"
+    )
+
+
+def test_a_port_that_is_taken_is_named_as_it_may_have_been_typed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError) as error:
+            up(load_local(["--port", str(port), "--device", "cpu"], {}), StartupConsole())
+    assert str(error.value) == (
+        f"port {port} is not free on 127.0.0.1; choose another --router-port (or -p, --port)"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--kv-pages", "many"], "--kv-pages "),
+        (["--port", "99999"], "--router-port (or -p, --port) "),
+        (["--max-model-len", "long"], "--context-len (or --max-model-len) "),
+        (
+            ["--max-model-length", "9"],
+            "unknown flag --max-model-length; did you mean --max-model-len?",
+        ),
         (["--tool-call-parser", "hremes"], "--tool-call-parser "),
         (["--tool-call-parser"], "argument --tool-call-parser"),
         (["--workers=a"], "unknown flag --workers=a"),
