@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shared.batch.effects import Note
 
@@ -71,22 +71,23 @@ class WorkerDrain:
 
     def decide(self, now: float, facts: DrainFacts) -> DrainDecision:
         """What to do before the next turn of the loop; asked before every turn until it says EXIT."""
-        if self._at_once:
-            return _exit(facts)
+        if self._at_once:  # whoever asked for that knows that what runs is cut
+            return _exit(facts, "info")
         if self._deadline is None:
             return _CONTINUE
         if not self._started:
             self._started = True
             return DrainDecision(DrainStep.START_DRAINING, Note("worker.draining", _held(facts)))
         if (facts.drained and self._was_drained) or now >= self._deadline:
-            return _exit(facts)
+            return _exit(facts, "warning")
         self._was_drained = facts.drained
         return _CONTINUE
 
 
-def _exit(facts: DrainFacts) -> DrainDecision:
+def _exit(facts: DrainFacts, level: Literal["info", "warning"]) -> DrainDecision:
+    """`level`: of the note, where work is cut."""
     if facts.slots_used or facts.leases_held:
-        return DrainDecision(DrainStep.EXIT, Note("worker.ended_with_work", _held(facts), "warning"))
+        return DrainDecision(DrainStep.EXIT, Note("worker.ended_with_work", _held(facts), level))
     return DrainDecision(DrainStep.EXIT, Note("worker.drained" if facts.drained else "worker.ended", {}))
 
 

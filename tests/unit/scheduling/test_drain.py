@@ -80,7 +80,11 @@ def test_a_worker_that_is_not_to_wait_exits_at_once(sigints: int) -> None:
         drain.sigint()
     else:
         drain.sigterm(10.1)
-    assert drain.decide(10.1, Facts(slots_used=1)).step is DrainStep.EXIT
+    decision = drain.decide(10.1, Facts(slots_used=1))
+    assert decision.step is DrainStep.EXIT
+    assert decision.note is not None
+    assert decision.note.event == "worker.ended_with_work"
+    assert decision.note.level == "info", "who asks for that knows what it cuts"
 
 
 def test_the_last_step_is_shown_before_the_worker_rests(monkeypatch: pytest.MonkeyPatch) -> None:
