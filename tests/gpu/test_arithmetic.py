@@ -15,6 +15,7 @@ from shared.engine.attention.protocol import PagedBatch, PlanGuard
 from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.platform import CudaStream, FlashInferOps
 from shared.engine.cuda.step_kernels import (
@@ -139,6 +140,25 @@ def test_what_is_told_of_tokens_is_the_reference_but_for_the_last_bits(gpu: torc
     told = torch.zeros(100, REPORT_WORDS, dtype=torch.int32, device=gpu)
     compiled.logprobs(logits, places, tokens, tops, told)
     assert torch.equal(alone[0], told[7])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1024, 4096), (3072, 1024), (17408, 5120), (1024, 151_936), (1000, 7)], ids=str
+)
+def test_kernels_of_few_rows_round_the_sums_once(
+    gpu: torch.device, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    inputs, outputs = shape
+    torch.manual_seed(inputs)
+    gemv, weight = Gemv.compiled(gpu), torch.randn(outputs, inputs, device=gpu).to(dtype)
+    for rows in range(1, ROWS_MAX + 1):
+        x = torch.randn(rows, inputs, device=gpu).to(dtype)
+        wide = gemv(x, weight, None, torch.empty(rows, outputs, device=gpu))
+        torch.testing.assert_close(
+            wide.double(), x.double() @ weight.double().t(), rtol=0, atol=1e-5 * inputs**0.5
+        )
+        assert torch.equal(gemv(x, weight, None, x.new_empty(rows, outputs)), wide.to(dtype))
 
 
 VOCABULARIES = (151_936, 128_256, 32_001)  # of Qwen3, Llama 3, and one that no block size divides

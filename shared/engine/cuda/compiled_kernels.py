@@ -82,7 +82,13 @@ def compile_for(source: Path, architecture: str) -> bytes:
     """A source as a cubin for an architecture such as `sm_90`. Raises `StartError` with the compiler's own words."""
     _, nvrtc = _bindings()
     try:
-        created = nvrtc.nvrtcCreateProgram(source.read_bytes(), source.name.encode(), 0, None, None)
+        headers = sorted(source.parent.glob("*.cuh"))
+        texts, names = (
+            [of(each) for each in headers] for of in (Path.read_bytes, lambda path: path.name.encode())
+        )
+        created = nvrtc.nvrtcCreateProgram(
+            source.read_bytes(), source.name.encode(), len(headers), texts, names
+        )
     except RuntimeError as error:  # its library is loaded by the first call
         raise StartError(
             f"NVRTC is missing ({_first_line(error)}): install torch's build for CUDA 13, or use device cpu"

@@ -23,6 +23,7 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.cuda.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.memory import DeviceMemory
@@ -104,7 +105,8 @@ def cuda_platform(deterministic: bool) -> Platform:
         device,
         forward,
         copies,
-        FlashInferOps(flashinfer),
+        # A row's bits may depend on the number of rows, as with any library.
+        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device)),
         CudaKernels.compiled(device),
         attention,
         check=check,
@@ -176,17 +178,34 @@ def make_products_deterministic() -> None:
 class FlashInferOps:
     """See `Ops`."""
 
-    def __init__(self, flashinfer: Any) -> None:
-        """`flashinfer` is the package, see `flashinfer_package`."""
+    def __init__(self, flashinfer: Any, gemv: Gemv | None = None) -> None:
+        """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows."""
         self._flashinfer = flashinfer
+        self._gemv = gemv
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""
-        return partial(torch.nn.functional.linear, weight=weight, bias=bias)
+        gemv, many = self._gemv, partial(torch.nn.functional.linear, weight=weight, bias=bias)
+        if gemv is None or not gemv.takes(weight):
+            return many
+
+        def product(x: Tensor) -> Tensor:
+            if len(x) > ROWS_MAX:
+                return many(x)
+            return gemv(x, weight, bias, x.new_empty(len(x), len(weight)))
+
+        return product
 
     def head(self, weight: Tensor) -> Head:
         """See `Ops`."""
-        return lambda x, logits: torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
+        gemv = self._gemv
+
+        def product(x: Tensor, logits: Tensor) -> Tensor:
+            if gemv is not None and len(x) <= ROWS_MAX and gemv.takes(weight):
+                return gemv(x, weight, None, logits)
+            return torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
+
+        return product
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda import head_kernels, step_kernels
+from shared.engine.cuda import gemv, head_kernels, step_kernels
 from shared.engine.cuda.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compiler
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
-@pytest.mark.parametrize("source", [step_kernels.SOURCE, head_kernels.SOURCE], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "source", [step_kernels.SOURCE, head_kernels.SOURCE, gemv.SOURCE], ids=lambda path: path.stem
+)
 def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
     try:
         cubin = compile_for(source, architecture)
