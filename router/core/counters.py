@@ -45,6 +45,13 @@ SECOND_TOKEN_PART_SECONDS = HistogramMetric(
     "(messages, and the step under way), and the first step, by what its worker told that one takes.",
     ("part",),
 )
+WayName = Literal["decode", "prefill"]  # the worker that computes a prompt
+WAY_SECONDS = HistogramMetric(
+    "segue_way_seconds",
+    "Seconds from a prompt's placement until a decode worker has it, by the way it goes: computed there, or by way of "
+    "prefill. Foreseen, and real; only of prompts for which they were foreseen.",
+    ("way", "kind"),
+)
 FORESEEN_SECONDS = HistogramMetric(
     "segue_ttft_foreseen_seconds",
     "Seconds to the first token, of requests that came while others waited: foreseen at their arrival, and real.",
@@ -172,6 +179,10 @@ class RouterCounters:
     )
     ttft_foreseen: deque[float] = observed(FORESEEN_SECONDS, kind="foreseen")
     ttft_real: deque[float] = observed(FORESEEN_SECONDS, kind="real")
+    way_decode_foreseen: deque[float] = observed(WAY_SECONDS, way="decode", kind="foreseen")
+    way_decode_real: deque[float] = observed(WAY_SECONDS, way="decode", kind="real")
+    way_prefill_foreseen: deque[float] = observed(WAY_SECONDS, way="prefill", kind="foreseen")
+    way_prefill_real: deque[float] = observed(WAY_SECONDS, way="prefill", kind="real")
     second_token_seconds: deque[float] = durations(
         "segue_second_token_seconds",
         "Seconds from a request's first token, which prefill samples, to its second one, the first of decode.",
@@ -192,6 +203,16 @@ class RouterCounters:
     request_seconds: deque[float] = durations(
         "segue_request_seconds", "Seconds from a request's arrival to its end."
     )
+
+    def way(self, way: WayName, foreseen_seconds: float, seconds: float) -> None:
+        """A decode worker has a prompt, by this way."""
+        foreseen, real = (
+            (self.way_decode_foreseen, self.way_decode_real)
+            if way == "decode"
+            else (self.way_prefill_foreseen, self.way_prefill_real)
+        )
+        foreseen.append(foreseen_seconds)
+        real.append(seconds)
 
     def second_token_part(self, part: GapPart, seconds: float) -> None:
         """A part of the gap before a second token."""

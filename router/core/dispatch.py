@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
@@ -330,6 +331,7 @@ class RouterCore:
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         if not live.may_begin(self.settings.tenant_running_max, now):
             return None
+        live.ways = None
         way = self._local_prompts.way(live, now)
         if way in ("prefill", "either"):
             return self._to_prefill(live, now, or_decode=way == "either")
@@ -357,6 +359,8 @@ class RouterCore:
             return self._to_serve(live, sooner, "sooner", now)
         if choice is None:
             return False if some_fit and source is None else None
+        if live.ways is not None:
+            choice = replace(choice, why=f"{choice.why}; {live.ways}")
         self.fleet.mark_chosen(choice.worker)
         self._requests.prefill(live, choice, now, reader)
         return True

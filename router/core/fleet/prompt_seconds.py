@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from math import inf
+from math import inf, isinf
+from typing import NamedTuple
 
 from router.core.fleet.workers import KvGroup, Worker
 from shared.scheduling.step_cost import sum_of_positions
@@ -28,6 +29,17 @@ STREAM_WEIGHT = 0.05  # of a second that a stream waits for a pass, by one that 
 FORGOTTEN_SECONDS = 30.0  # without a fetch, until half is left of what fetches are expected to take
 ALIKE = 1e-3  # squared, of the mean: tokens that differ by less say nothing of what each fetch takes
 GROUPS_MAX = 64  # KV groups whose fetches are remembered
+
+
+class Ways(NamedTuple):
+    """Seconds in which decode is foreseen to have a prompt, by each way; infinite: by nobody, or no rate is told."""
+
+    decode: float
+    prefill: float
+
+    def __str__(self) -> str:
+        here, there = ("not known" if isinf(each) else f"{each:.3f} s" for each in self)
+        return f"foreseen at decode: {here}, by way of prefill: {there}"
 
 
 @dataclass(slots=True)
@@ -88,6 +100,16 @@ class PromptSeconds:
         beside = decodes and load.running > 0
         return seconds + (_beside_streams(load, tokens - cached, per_second) if beside else 0.0)
 
+    def weight(self, worker: Worker, tokens: int, cached: int) -> float:
+        """What is in `computed` beside the seconds that are foreseen: the cost of the prompt to others."""
+        load = worker.load
+        per_second = worker.rates.rate(worker.hello, load).tokens_per_second
+        if not per_second:
+            return 0.0
+        weight = (self._miss_weight - 1) * (tokens - cached) / per_second
+        beside = worker.hello.role == "decode" and load.running > 0
+        return weight + (_cost_to_streams(load, tokens - cached, per_second) if beside else 0.0)
+
     def fetched(self, kv_group: KvGroup, tokens: int, now: float) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
         seen = self._fetched.get(kv_group)
@@ -105,5 +127,9 @@ class PromptSeconds:
 
 def _beside_streams(load: Load, tokens: int, per_second: float) -> float:
     """Seconds that streams cost a prompt of so many tokens, and a small part of what the prompt costs them."""
+    return STEPS * load.step_seconds + _cost_to_streams(load, tokens, per_second)
+
+
+def _cost_to_streams(load: Load, tokens: int, per_second: float) -> float:
     alone = tokens / (load.extend_rate_alone or per_second)
-    return STEPS * load.step_seconds + STREAM_WEIGHT * load.running * alone
+    return STREAM_WEIGHT * load.running * alone

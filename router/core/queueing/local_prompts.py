@@ -13,12 +13,12 @@ one whose pages are fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf, isinf
+from math import inf
 from typing import Literal
 
 from router.config import RouterConfig
 from router.core.fleet import placement
-from router.core.fleet.prompt_seconds import PromptSeconds
+from router.core.fleet.prompt_seconds import PromptSeconds, Ways
 from router.core.fleet.workers import Fleet, Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
@@ -108,15 +108,32 @@ class LocalPlacement:
             here = known(reader.peer) if reader is not None else 0
             bound = self._by_way_of_prefill(live, at_prefill, there, need.tokens - here, now)
         own = self._own(need, known) if at_prefill is None else None
-        best, seconds = self._soonest(live, with_turn, self._cached(need, known, own), now)
+        cached = self._cached(need, known, own)
+        best, seconds = self._soonest(live, with_turn, cached, now)
+        live.ways = ways = self._foreseen(need, best, seconds, at_prefill, bound, cached, there)
         if best is None:
             return None
         hit = min(known(best.peer), need.tokens - 1)
         if at_prefill is not None and seconds >= bound * _sooner((hit - there) / need.tokens):
             return None
-        other = "no worker for prompts" if isinf(bound) else f"{bound:.3f} s by way of prefill"
-        why = f"{seconds:.3f} s until it has computed it, {other}"
-        return Placement(best, why, "sooner", hit, own=best is own)
+        return Placement(best, str(ways), "sooner", hit, own=best is own)
+
+    def _foreseen(
+        self,
+        need: Need,
+        best: Worker | None,
+        seconds: float,
+        at_prefill: Placement[Worker] | None,
+        bound: float,
+        cached: Callable[[Worker], int],
+        there: int,
+    ) -> Ways:
+        """The seconds that were compared, without what the prompt costs others."""
+        if best is not None:
+            seconds -= self._seconds.weight(best, need.tokens, cached(best))
+        if at_prefill is not None:
+            bound -= self._seconds.weight(at_prefill.worker, need.tokens, there)
+        return Ways(seconds, bound)
 
     def _expected_at_prefill(self, need: Need, choice: Placement[Worker]) -> int:
         """Tokens of a prompt that its prefill worker is expected to have.

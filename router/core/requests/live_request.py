@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from router.core.counters import GapPart, MigrationCause, PauseCause
 from router.core.effects import ClientRequest, Usage
+from router.core.fleet.prompt_seconds import Ways
 from router.core.fleet.workers import KvGroup, Worker
 from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
@@ -85,6 +86,8 @@ class LiveRequest:
     foreseen_seconds: float = 0.0  # … that were expected when it came; 0.0: not known
     wait_until: float = 0.0  # until its first token; survives a refusal for lack of room
     worth_at: float = math.inf  # when a worker with a turn gets its prompt, although another has it sooner
+    ways: Ways | None = None  # foreseen as its prompt was last placed; None: its ways were not compared
+    begun_at: float = 0.0  # when its prompt was last placed
     fleet_looked_at: int = -1  # `Fleet.changes` when it was last asked whether a worker could continue it
 
     state_since: float = 0.0

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from router.config import RouterConfig
-from router.core.counters import MigrationCause, PauseCause, RouterCounters
+from router.core.counters import MigrationCause, PauseCause, RouterCounters, WayName
 from router.core.effects import (
     ClientRequest,
     NewTokens,
@@ -159,6 +160,7 @@ class RequestTable:
         worker = live.worker
         assert worker is not None, live.rid
         worker.extended(live.rid)
+        self._note_way(live, "decode", now)
         live.model, live.determinism = worker.hello.model, live.determinism or worker.hello.determinism
         self._advance(live, RequestEvent.PREFILLED, now, worker.peer)
         self._note_joined(live)
@@ -183,6 +185,7 @@ class RequestTable:
     def migrate(self, live: LiveRequest, baton: Baton, now: float) -> None:
         """decoding or extending → ready: the decode worker leases the pages; who fetches them is chosen anew."""
         live.migrating, live.held_up_by = True, "moved"
+        live.ways = None  # another worker has the prompt first
         if live.migration_cause == "balance" and live.worker is not None:
             live.move_from(live.worker, now)
         self._become_ready(live, baton, RequestEvent.MIGRATING, now)
@@ -204,6 +207,7 @@ class RequestTable:
     def join(self, live: LiveRequest, joined: messages.Joined, now: float) -> None:
         """The pages have arrived at the decode worker."""
         self._advance(live, RequestEvent.JOINED, now)
+        self._note_way(live, "prefill", now)
         live.fetched_bytes += joined.fetched_bytes
         live.fetch_seconds += joined.fetch_seconds
         if live.hand_over is not None:
@@ -224,6 +228,7 @@ class RequestTable:
         """Tokens came from the decode worker, so it must have the pages."""
         self._advance(live, RequestEvent.GENERATED, now)
         if not live.joined:
+            self._note_way(live, "prefill", now)
             self._note_joined(live)
         self.deliver(live, token_ids, logprobs, now)
 
@@ -396,8 +401,15 @@ class RequestTable:
             self._counters.ttft_foreseen.append(live.foreseen_seconds)
             self._counters.ttft_real.append(seconds)
 
+    def _note_way(self, live: LiveRequest, way: WayName, now: float) -> None:
+        """Decode has the prompt, by this way."""
+        if live.ways is not None and (foreseen := getattr(live.ways, way)) < inf:
+            self._counters.way(way, foreseen, now - live.begun_at)
+        live.ways = None
+
     def _note_begun(self, live: LiveRequest, worker: Worker, now: float) -> None:
         """A worker is to compute the prompt."""
+        live.begun_at = now
         if live.attempt == 1 and not live.visits:
             self._counters.queue_seconds.append(now - live.arrived_at)
         live.kv_group = worker.kv_group

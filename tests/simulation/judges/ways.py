@@ -62,6 +62,10 @@ def prove_shorter(live: LiveRequest, here: float, there: float, sooner: float) -
     assert shorter <= longer + 1e-9, (
         f"{live.rid} is {live.state.value}: {here:.4f} s at decode and {there:.4f} s by way of prefill"
     )
+    told = live.ways
+    assert told is not None, f"{live.rid} does not tell what was foreseen"
+    foreseen, cost = (told.decode, here) if live.state is RequestState.EXTENDING else (told.prefill, there)
+    assert 0 <= foreseen <= cost + 1e-9, f"{live.rid}: {foreseen:.4f} s are foreseen, which cost {cost:.4f} s"
     return True
 
 

@@ -140,6 +140,9 @@ MISTAKES: dict[str, Mistakes] = {
                 0.0 if worker.hello.role == "decode" else real(seconds, worker, tokens, cached)
             )
         },
+        "what a prompt costs others is foreseen as its own time": {
+            "what a prompt costs others": lambda real, *given: -real(*given)
+        },
         "a prompt goes to decode however long it takes, if more of it is cached there": {
             "how soon decode must have a prompt to get it": lambda real, cached_more: (
                 math.inf if cached_more > 0 else real(cached_more)

@@ -300,7 +300,10 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker gets no work for a while": "_is_withheld",
     },
     "router.core.fleet.prompt_seconds": {"what streams cost a prompt beside them": "_beside_streams"},
-    "router.core.fleet.prompt_seconds.PromptSeconds": {"seconds until a prompt is computed": "computed"},
+    "router.core.fleet.prompt_seconds.PromptSeconds": {
+        "seconds until a prompt is computed": "computed",
+        "what a prompt costs others": "weight",
+    },
     "router.core.queueing.foresight.Foresight": {"a decode worker has pages for a prompt": "has_pages"},
     "router.core.queueing.local_prompts": {"how soon decode must have a prompt to get it": "_sooner"},
     "router.core.queueing.local_prompts.LocalPlacement": {

@@ -494,3 +494,48 @@ def test_short_learns_nothing_of_fetches_from_a_worker_that_drains() -> None:
     world.wait(9.0)
     world.say(there, Joined("r", 1, 4096, 0, 9.0))
     assert world.core._local_prompts._seconds.fetched(("weights", "kv"), 100, world.now) == 0.0
+
+
+def test_both_ways_are_shown_and_measured_whichever_it_goes() -> None:
+    world = deployment(prefill=1, local_prefill="short", cache_miss_weight=2.0)
+    world.loaded("p0", extend_rate=100.0)
+    world.loaded("d0", extend_rate=50.0)
+    world.submit(request("p", LONG[:40]))
+    world.loaded("p0", extend_rate=25.0)
+    world.submit(request("d", LONG[:40]))
+    ways = "foreseen at decode: 0.800 s, by way of prefill: "
+    assert _whys(world, "p") == [f"fewest queued: 0; {ways}0.400 s"], "a token takes its time once"
+    assert _whys(world, "d") == [f"{ways}3.200 s"]  # behind those of the other
+    world.wait(0.5)
+    world.say("p0", Prefilled("p", 1, 0, (10,), baton("p", 1, 40, "p0")))
+    begun(world, "d")
+    world.wait(0.25)
+    world.say("d0", Joined("p", 1, 4096, 0, 0.01))
+    counters = world.core.counters
+    assert [*counters.way_prefill_foreseen, *counters.way_prefill_real] == pytest.approx([0.4, 0.75])
+    assert [*counters.way_decode_foreseen, *counters.way_decode_real] == pytest.approx([0.8, 0.5])
+
+
+def test_a_prompt_that_moves_before_its_first_token_tells_of_no_way() -> None:
+    world = deployment(decode=2)
+    world.loaded("d0", extend_rate=50.0)
+    world.loaded("d1", extend_rate=50.0)
+    world.submit(request("r"))
+    peer = world.placed(Serve, "r")
+    assert peer is not None
+    world.say(peer, Draining())
+    world.say(peer, Prefilled("r", 1, 0, (10,), baton("r", 1, 3, peer)))
+    other = world.placed(Decode, "r")
+    assert other is not None
+    world.say(other, Joined("r", 1, 4096, 0, 0.01))
+    counters = world.core.counters
+    assert not counters.way_prefill_real
+    assert not counters.way_decode_real
+
+
+def _whys(world: ScriptedDeployment, rid: str) -> list[str]:
+    shown = world.core.debug(rid)
+    assert shown is not None
+    workers = shown["workers"]
+    assert isinstance(workers, list)
+    return [each["why"] for each in workers]
