@@ -43,23 +43,31 @@ def run_kernel(launch: Launch, name: str, blocks: int, threads: int, *arguments:
     launch(name, blocks, threads, pointers)
 
 
-def compiled(source: Path, device: torch.device) -> LoadedKernels:
-    """The kernels of a source for this GPU. Raises `StartError` if they cannot be compiled or loaded."""
+OVERLAP_SINCE = (9, 0)  # compute capability of GPUs that know programmatic dependent launch
+
+
+def compiled(source: Path, device: torch.device, *, waits: bool = False) -> LoadedKernels:
+    """The kernels of a source for this GPU. Raises `StartError` if they cannot be compiled or loaded.
+
+    `waits`: all of them call `wait_for_previous` (overlap.cuh).
+    """
     major, minor = torch.cuda.get_device_capability(device)
     cubin = compile_for(source, f"sm_{major}{minor}")
     with torch.cuda.device(device):
         torch.cuda.synchronize()  # torch has made its context by then, which the driver loads into
-        return LoadedKernels(cubin)
+        return LoadedKernels(cubin, overlaps=waits and (major, minor) >= OVERLAP_SINCE)
 
 
 class LoadedKernels:
     """`Launch` by the driver: a compiled source, loaded into the context that is current."""
 
-    def __init__(self, cubin: bytes) -> None:
+    def __init__(self, cubin: bytes, *, overlaps: bool = False) -> None:
+        """`overlaps`: in a graph a kernel may begin while the one before ends; it waits for that one itself."""
         driver, _ = _bindings()
         self._driver = driver
         (self._module,) = _checked(driver.cuModuleLoadData(cubin), "the driver cannot load the kernels")
         self._functions: dict[str, Any] = {}
+        self._overlaps = overlaps
 
     def __call__(
         self, name: str, blocks: int, threads: int, arguments: ctypes.Array[ctypes.c_void_p]
@@ -71,11 +79,27 @@ class LoadedKernels:
             self._functions[name] = function
         stream = torch.cuda.current_stream().cuda_stream
         pointers = ctypes.addressof(arguments)
-        (status,) = self._driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, 0)
+        # Where launches are not captured their own time is what counts, and a longer one brings nothing.
+        if self._overlaps and torch.cuda.is_current_stream_capturing():
+            config = self._overlapping(blocks, threads, stream)
+            (status,) = self._driver.cuLaunchKernelEx(config, function, pointers, 0)
+        else:
+            (status,) = self._driver.cuLaunchKernel(
+                function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, 0
+            )
         if int(status) != 0:
             raise InvariantError(
                 f"the driver refused {name} with {blocks} blocks of {threads}: {status.name}"
             )
+
+    def _overlapping(self, blocks: int, threads: int, stream: int) -> Any:
+        config, attribute = self._driver.CUlaunchConfig(), self._driver.CUlaunchAttribute()
+        attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.hStream, config.attrs, config.numAttrs = stream, [attribute], 1
+        return config
 
 
 def compile_for(source: Path, architecture: str) -> bytes:

@@ -5,6 +5,7 @@
 // of float32, and added up in an order that depends on nothing but the shape.
 
 #include "numbers16.cuh"
+#include "overlap.cuh"
 
 #define LOADED 8    // numbers that a lane reads at once
 #define AHEAD 4     // such reads of each output that are on their way together
@@ -16,8 +17,10 @@ struct Words {
   unsigned of[LOADED / 2];
 };
 
+// Loads stay in the order of the text, so that they are on their way together. No kernel writes weights: they come by
+// the read-only path.
 template <class T>
-__device__ static inline Words load(const T* from) {
+__device__ static inline Words load_weights(const T* from) {
   Words words;
 #ifdef __CUDA_ARCH__
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -27,6 +30,27 @@ __device__ static inline Words load(const T* from) {
   __builtin_memcpy(&words, from, sizeof words);
 #endif
   return words;
+}
+
+template <class T>
+__device__ static inline Words load(const T* from) {
+  Words words;
+#ifdef __CUDA_ARCH__
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.of[0]), "=r"(words.of[1]), "=r"(words.of[2]), "=r"(words.of[3])
+               : "l"(from));
+#else
+  __builtin_memcpy(&words, from, sizeof words);
+#endif
+  return words;
+}
+
+// Ask for what is read soon: it comes as far as the L2 cache.
+template <class T>
+__device__ static inline void prefetch(const T* from) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+#endif
 }
 
 template <class T>
@@ -51,8 +75,12 @@ __device__ static inline void gemv(const T* x, i64 x_stride, int rows, const T* 
   const T* row_of[OUTPUTS];
   for (int i = 0; i < OUTPUTS; ++i) row_of[i] = weight + (i64)(first + i < outputs ? first + i : 0) * inputs;
   float sums[OUTPUTS][ROWS] = {};
-  const int step = split * 32 * LOADED;
-  for (int begin = (warp % split * 32 + lane) * LOADED; begin < inputs; begin += AHEAD * step) {
+  let_next_begin();
+  const int step = split * 32 * LOADED, begin_of_lane = (warp % split * 32 + lane) * LOADED;
+  for (int at = begin_of_lane, ahead = 0; ahead < AHEAD && at < inputs; ++ahead, at += step)
+    for (int i = 0; i < OUTPUTS; ++i) prefetch(row_of[i] + at);
+  wait_for_previous();
+  for (int begin = begin_of_lane; begin < inputs; begin += AHEAD * step) {
     // What lies behind the end is read at the beginning, and x is zero there: loads under a condition come one by one.
     // So they do with fewer registers than two blocks a processor leave.
     int at[AHEAD];
@@ -61,7 +89,7 @@ __device__ static inline void gemv(const T* x, i64 x_stride, int rows, const T* 
     for (int ahead = 0; ahead < AHEAD; ++ahead) {
       at[ahead] = begin + ahead * step < inputs ? begin + ahead * step : 0;
 #pragma unroll
-      for (int i = 0; i < OUTPUTS; ++i) own[ahead][i] = load(row_of[i] + at[ahead]);
+      for (int i = 0; i < OUTPUTS; ++i) own[ahead][i] = load_weights(row_of[i] + at[ahead]);
     }
 #pragma unroll
     for (int ahead = 0; ahead < AHEAD; ++ahead) {

@@ -17,6 +17,8 @@ _WARPS = _THREADS // 32  # of a block
 _LOADED = 8  # numbers that a lane reads at once
 _OUTPUTS = 2  # of a warp, or of the warps that share them
 _WARPS_A_PROCESSOR = 24  # that read at a time
+_FEW_OUTPUTS = 16  # of a processor
+_ALIGNED = 16  # bytes
 
 
 class Gemv:
@@ -26,22 +28,30 @@ class Gemv:
         """`processors`: of the GPU."""
         self._launch = launch
         self._warps = _WARPS_A_PROCESSOR * processors
+        self._few_outputs = _FEW_OUTPUTS * processors
 
     @classmethod
     def compiled(cls, device: torch.device) -> Gemv:
         """Compiled for this GPU. Raises `StartError` if it cannot be."""
-        return cls(compiled(SOURCE, device), torch.cuda.get_device_properties(device).multi_processor_count)
+        return cls(
+            compiled(SOURCE, device, waits=True),
+            torch.cuda.get_device_properties(device).multi_processor_count,
+        )
 
-    @staticmethod
-    def takes(weight: Tensor) -> bool:
-        """Whether a weight [outputs, inputs] lies as the kernel reads it."""
-        return weight.is_contiguous() and weight.shape[1] % _LOADED == 0 and weight.data_ptr() % 16 == 0
+    def rows_max(self, weight: Tensor) -> int:
+        """Rows up to which this is the faster way for a weight [outputs, inputs]; 0 if the kernel cannot read it.
+
+        One, and `ROWS_MAX` where a library leaves processors idle, as outputs are few.
+        """
+        if not weight.is_contiguous() or weight.shape[1] % _LOADED or weight.data_ptr() % _ALIGNED:
+            return 0
+        return ROWS_MAX if len(weight) <= self._few_outputs else 1
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> Tensor:
         """Write y [rows, outputs], in the type of x or float32, and return it.
 
-        x [rows, inputs] of at most `ROWS_MAX` rows, weight [outputs, inputs] (`takes`), bias [outputs]. Rows of x and y
-        may lie apart.
+        x [rows, inputs] of at most `ROWS_MAX` rows, weight [outputs, inputs] (see `rows_max`), bias [outputs]. Rows of
+        x and y may lie apart.
         """
         rows, inputs = x.shape
         outputs = len(weight)

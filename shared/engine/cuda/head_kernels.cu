@@ -5,6 +5,7 @@
 // a multiple of 32.
 
 #include "numbers16.cuh"
+#include "overlap.cuh"
 
 // ---- a head, divided among the lanes of a warp ---------------------------------------------------------------------
 
@@ -58,6 +59,7 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
                                           const int* requests, const int* kv_indptr, const int* kv_indices,
                                           int page_size, T* cells, i64 page_stride) {
   const int lane = threadIdx.x % 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  let_next_begin();
   const int of_row = heads + 2 * kv_heads, row = warp / of_row, head = warp % of_row;
   if (row >= rows) return;
   const bool is_query = head < heads, is_key = !is_query && head < heads + kv_heads;
@@ -66,10 +68,11 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
                     : is_key ? k + row * k_stride + kv_head * (32 * COUNT)
                              : v + row * v_stride + kv_head * (32 * COUNT);
   // Memory answers late: what depends on nothing is asked for first.
-  auto own = neighbours<T, COUNT>(source + lane * COUNT);
   const T* weight = is_query ? q_norm : is_key ? k_norm : 0;
-  auto weights = own;
+  Neighbours<T, COUNT> weights = {};
   if (weight) weights = neighbours<T, COUNT>(weight + lane * COUNT);
+  wait_for_previous();
+  auto own = neighbours<T, COUNT>(source + lane * COUNT);
   const int position = positions[row];
   T* target = q + row * q_stride + head * (32 * COUNT);
   if (!is_query) {

@@ -26,7 +26,7 @@ class CudaHeadWriter:
     @classmethod
     def compiled(cls, device: torch.device) -> CudaHeadWriter:
         """Compiled for this GPU. Raises `StartError` if it cannot be."""
-        return cls(compiled(SOURCE, device))
+        return cls(compiled(SOURCE, device, waits=True))
 
     def write(
         self, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform, batch: PagedBatch, cells: Tensor

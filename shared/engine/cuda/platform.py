@@ -23,7 +23,7 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.gemv import ROWS_MAX, Gemv
+from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.memory import DeviceMemory
@@ -186,11 +186,11 @@ class FlashInferOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""
         gemv, many = self._gemv, partial(torch.nn.functional.linear, weight=weight, bias=bias)
-        if gemv is None or not gemv.takes(weight):
+        if gemv is None or not (few := gemv.rows_max(weight)):
             return many
 
         def product(x: Tensor) -> Tensor:
-            if len(x) > ROWS_MAX:
+            if len(x) > few:
                 return many(x)
             return gemv(x, weight, bias, x.new_empty(len(x), len(weight)))
 
@@ -199,9 +199,10 @@ class FlashInferOps:
     def head(self, weight: Tensor) -> Head:
         """See `Ops`."""
         gemv = self._gemv
+        few = 0 if gemv is None else gemv.rows_max(weight)
 
         def product(x: Tensor, logits: Tensor) -> Tensor:
-            if gemv is not None and len(x) <= ROWS_MAX and gemv.takes(weight):
+            if gemv is not None and len(x) <= few:
                 return gemv(x, weight, None, logits)
             return torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
 

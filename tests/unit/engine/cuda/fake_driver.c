@@ -28,6 +28,23 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
   return *(int*)arguments[1] == 4 ? 700 : 0;
 }
 
+typedef struct {
+  unsigned x, y, z, threads_x, threads_y, threads_z, shared;
+  void* stream;
+  struct {
+    int id;
+    char pad[4];
+    int value;
+  }* attributes;
+  unsigned count;
+} Config;
+
+int cuLaunchKernelEx(const Config* how, void* function, void** arguments, void** extra) {
+  printf("with attribute %d: %d, %u in all: ", how->attributes->id, how->attributes->value, how->count);
+  return cuLaunchKernel(function, how->x, how->y, how->z, how->threads_x, how->threads_y, how->threads_z, how->shared,
+                        how->stream, arguments, extra);
+}
+
 static int unknown(void) { return 500; }
 
 int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* status) {

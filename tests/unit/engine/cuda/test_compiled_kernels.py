@@ -38,8 +38,10 @@ from shared.engine.cuda.step_kernels import SOURCE, CudaKernels
 from shared.primitives.errors import InvariantError
 
 torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)
-kernels = CudaKernels(LoadedKernels(compile_for(SOURCE, "sm_90")))
-for count in (300, 300, 4):
+loaded = LoadedKernels(compile_for(SOURCE, "sm_90"), overlaps=True)
+kernels = CudaKernels(loaded)
+for count, captured in ((300, False), (300, True), (4, False)):
+    torch.cuda.is_current_stream_capturing = lambda: captured
     try:
         kernels.write_words(torch.full((count, 2), 6).int(), torch.full((9,), 8).int())
     except InvariantError as error:
@@ -62,7 +64,7 @@ def test_the_driver_gets_the_kernels_and_their_arguments(tmp_path: Path) -> None
         "load a cubin",
         "find write_words in 7",
         launch.format(2, 300),
-        launch.format(2, 300),
+        "with attribute 6: 1, 1 in all: " + launch.format(2, 300),  # programmatic stream serialization
         launch.format(1, 4),
         "the driver refused write_words with 1 blocks of 256: CUDA_ERROR_ILLEGAL_ADDRESS",
     ]

@@ -30,7 +30,7 @@ def test_products_are_the_sums_rounded_once(
     gemv = Gemv(library, processors)
     x = torch.randn(rows, inputs + 8).to(dtype)[:, :inputs]  # rows lie apart
     weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(outputs).to(dtype)
-    assert gemv.takes(weight)
+    assert gemv.rows_max(weight)
     for added in (bias, None):
         wanted = x.double() @ weight.double().t() + (0 if added is None else added.double())
         wide, narrow = (
@@ -53,7 +53,14 @@ def test_what_is_not_a_number_stays_in_its_row(library: HostLaunch) -> None:
     assert found[1].isnan().all()
 
 
-def test_a_weight_that_lies_otherwise_is_not_taken() -> None:
-    assert not Gemv.takes(torch.zeros(4, 12, dtype=torch.bfloat16))
-    assert not Gemv.takes(torch.zeros(4, 32, dtype=torch.bfloat16)[:, ::2])
-    assert not Gemv.takes(torch.zeros(65, dtype=torch.bfloat16)[1:].view(4, 16))
+def test_a_weight_that_lies_otherwise_is_left_to_the_library(library: HostLaunch) -> None:
+    gemv = Gemv(library)
+    assert not gemv.rows_max(torch.zeros(4, 12, dtype=torch.bfloat16))
+    assert not gemv.rows_max(torch.zeros(4, 32, dtype=torch.bfloat16)[:, ::2])
+    assert not gemv.rows_max(torch.zeros(65, dtype=torch.bfloat16)[1:].view(4, 16))
+
+
+def test_several_rows_are_left_to_the_library_where_outputs_are_many(library: HostLaunch) -> None:
+    gemv = Gemv(library, processors=2)
+    rows = [gemv.rows_max(torch.zeros(outputs, 8, dtype=torch.bfloat16)) for outputs in (32, 33)]
+    assert rows == [ROWS_MAX, 1]
