@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 DECODE_STEPS = 32  # of a bucket, that its average remembers
 EXTEND_STEPS = 200  # that the fit remembers
+FIRST_WEIGHT = 1 / 16  # of the first pass, which finds everything cold, once there is another
 LEAST_TOKENS, SMALL_TOKENS = 16, 64  # of the least pass; and at most of those that tell what it takes
 LEAST_WEIGHT, LARGER_WEIGHT = 1 / 4, 1 / 64  # how much they tell; and how much a larger pass that took less
 LEAST_FACTOR = 2  # of what is known: no pass tells more or less than that
@@ -119,7 +120,8 @@ class StepCost:
         if tokens <= SMALL_TOKENS:  # a device without much that is fixed computes a page sooner
             told -= known.token * max(0, tokens - LEAST_TOKENS) + known.position * positions
         self.least.observe(tokens, max(0.0, told))
-        kept = 1 - 1 / EXTEND_STEPS
+        passes = self._squares[0][0]  # that count, the older ones for less
+        kept = FIRST_WEIGHT if passes == 1.0 else 1 - 1 / EXTEND_STEPS
         for at, value in enumerate(step):
             self._squares[at] = [
                 kept * old + value * other for old, other in zip(self._squares[at], step, strict=True)

@@ -106,6 +106,18 @@ def test_a_device_that_becomes_slower_is_learnt_anew() -> None:
     assert cost.extend.seconds(0, 64) == pytest.approx(3 * 0.064, rel=0.05)
 
 
+def test_the_first_pass_hardly_counts_once_there_is_another() -> None:
+    cost, planted = StepCost(), ExtendCost(0.01, 0.001, 0.0)
+    cost.observe_extend(0, [(0, 128)], 5 * planted.seconds(0, 128))
+    cold, warm = cost.extend_rate(0, 128), 128 / planted.seconds(0, 128)
+    assert cold.tokens_per_second == pytest.approx(warm / 5, rel=0.05), "nothing else is known"
+    cost.observe_extend(0, [(0, 128)], planted.seconds(0, 128))
+    assert cost.extend_rate(0, 128).tokens_per_second > 0.75 * warm
+    for _ in range(3):
+        cost.observe_extend(0, [(0, 128)], planted.seconds(0, 128))
+    assert cost.extend_rate(0, 128).tokens_per_second > 0.9 * warm
+
+
 def test_one_slow_step_is_not_the_average() -> None:
     cost = StepCost()
     for _ in range(DECODE_STEPS):
