@@ -119,6 +119,8 @@ class RouterDrain:
             if not open_answers:
                 self._meet(RouterDrainEvent.NOTHING_OPEN, now)
             elif now >= self._deadline:
+                if self.state is RouterDrainState.DRAINING:
+                    self._effects.append(Note("router.ended_with_work", {"answers": open_answers}, "warning"))
                 self._meet(RouterDrainEvent.TIME_OVER, now)
 
     def next_deadline(self) -> float | None:

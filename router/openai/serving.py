@@ -78,9 +78,9 @@ class OpenAIServing:
             )
 
     def fail_all(self, failure: RequestFailed) -> None:
-        """End every answer that is being written."""
+        """End every answer that is being written, because the router ends."""
         for answer in list(self._answers):
-            answer.fail(failure)
+            answer.fail(failure, ordered=True)
 
     @contextlib.contextmanager
     def answer_of(self, rids: Sequence[str], rid: str) -> Iterator[ResponseStream]:

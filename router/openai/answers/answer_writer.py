@@ -114,7 +114,8 @@ class AnswerWriter:
             pieces = await answer.take(self._silence_left())
         if not answer.abandoned:
             if failure := answer.failure:
-                log.warning("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
+                write = log.info if answer.ordered else log.warning
+                write("stream.failed", rid=self._rid, status=failure.status, reason=failure.message)
             await send(_body(_last_events(answer, self._objects, self._usage_chunk), more=False))
 
     async def _send(self, send: Send, events: bytes) -> None:

@@ -56,6 +56,7 @@ class ResponseStream:
 
     def __init__(self, choices: int, backlog_bytes_max: int, on_abandon: Callable[[], None]):
         self.failure: RequestFailed | None = None
+        self.ordered = False  # the failure is the router's own end, and none of the request
         self.abandoned = False
         self.cut = False
         self.usage: dict[int, Usage] = {}  # of the choices that are complete
@@ -89,9 +90,10 @@ class ResponseStream:
             self.cut = True
             self.abandon()
 
-    def fail(self, failure: RequestFailed) -> None:
+    def fail(self, failure: RequestFailed, *, ordered: bool = False) -> None:
         """End the answer with an error; the first one counts."""
-        self.failure = self.failure or failure
+        if self.failure is None:
+            self.failure, self.ordered = failure, ordered
         self._changed.set()
 
     def end(self, index: int, usage: Usage, reasoning_tokens: int = 0) -> None:

@@ -12,6 +12,7 @@ from router.core.drain import (
     RouterDrainState,
     RouterDrainStep,
 )
+from shared.batch.effects import Note
 
 UNREADY, CLOSED, END, EXIT = RouterDrainStep
 
@@ -24,6 +25,7 @@ class DrainingRouter:
         self.now = 0.0
         self.open = 1
         self.steps: list[tuple[float, RouterDrainStep]] = []
+        self.warnings: list[Note] = []
 
     def sigterm(self) -> None:
         self.core.sigterm(self.now)
@@ -45,6 +47,8 @@ class DrainingRouter:
     def _take(self) -> None:
         effects = self.core.take_effects()
         self.steps += [(self.now, effect) for effect in effects if isinstance(effect, RouterDrainStep)]
+        notes = [effect for effect in effects if isinstance(effect, Note)]
+        self.warnings += [note for note in notes if note.level == "warning"]
 
 
 def test_a_router_that_serves_has_no_deadline() -> None:
@@ -78,6 +82,7 @@ def test_answers_that_outlast_the_drain_are_ended_and_the_process_soon_after_in_
     router.wait(100)
     ended = [(at, step) for at, step in router.steps if step in (END, EXIT)]
     assert ended == [(15.0, END), (15.0 + ENDING_SECONDS, EXIT)]
+    assert router.warnings == [Note("router.ended_with_work", {"answers": 1}, "warning")]
 
 
 @pytest.mark.parametrize("after_seconds", [1.0, 20.0], ids=["in the lag", "while draining"])
@@ -102,6 +107,7 @@ def test_sigint_ends_a_serving_router_at_once_and_later_signals_change_nothing()
     router.wait(5.0)
     router.sigint()
     assert router.steps[3:] == [(ENDING_SECONDS, EXIT)]
+    assert not router.warnings, "who asks for that knows what it cuts"
 
 
 def test_every_state_leads_to_the_end() -> None:

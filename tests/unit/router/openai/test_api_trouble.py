@@ -216,7 +216,7 @@ def test_a_client_that_reads_gets_all_of_a_stream_far_above_the_backlog(model_fo
 
 
 def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path) -> None:
-    with RunningRouter(model_folder) as router:
+    with structlog.testing.capture_logs() as logged, RunningRouter(model_folder) as router:
         router.workers.script = Script(stalled=True)
         with router.http.stream("POST", "/v1/completions", json=STREAM) as response:
             lines = response.iter_lines()
@@ -227,6 +227,7 @@ def test_stopping_the_router_ends_streams_with_an_error_event(model_folder: Path
         assert any("shutting down" in line for line in rest)
         assert "data: [DONE]" not in rest
     assert time.monotonic() - began < soon(2)
+    assert [line["log_level"] for line in logged if line["event"] == "stream.failed"] == ["info"]
 
 
 def test_two_requests_on_one_connection_are_answered_in_turn(model_folder: Path) -> None:
