@@ -357,7 +357,7 @@ class RouterCore:
         choice, reader, some_fit = self._at_prefill(live, source, now)
         if or_decode and (sooner := self._local_prompts.place_sooner(live, choice, reader, now)) is not None:
             return self._to_serve(live, sooner, "sooner", now)
-        if choice is None:
+        if choice is None or now < live.worth_at < math.inf:
             return False if some_fit and source is None else None
         if live.ways is not None:
             choice = replace(choice, why=f"{choice.why}; {live.ways}")

@@ -12,7 +12,7 @@ one whose pages are fetched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -94,12 +94,14 @@ class LocalPlacement:
         """The decode worker that would have computed the prompt sooner than the prefill worker, if there is one.
 
         Decode has to fetch the pages from that one; `reader` is the decode worker that is foreseen to. Whoever has room
-        computes it where the others have none.
+        computes it where the others have none. Where one would have it sooner that has no turn for it yet, it waits for
+        that turn until `live.worth_at`: else a prefill worker gets a queue in which prompts stand that others could
+        have computed long before.
         """
         if at_prefill is not None and at_prefill.reason == "spread":
             return None  # that worker is to have the prefix from now on
         with_turn = self._with_turn(live)
-        if not with_turn:
+        if not with_turn and at_prefill is None:
             return None
         need, bound, there = live.need, inf, 0
         known = self._fleet.prefixes.hits(need.blocks).tokens
@@ -109,31 +111,46 @@ class LocalPlacement:
             bound = self._by_way_of_prefill(live, at_prefill, there, need.tokens - here, now)
         own = self._own(need, known) if at_prefill is None else None
         cached = self._cached(need, known, own)
-        best, seconds = self._soonest(live, with_turn, cached, now)
-        live.ways = ways = self._foreseen(need, best, seconds, at_prefill, bound, cached, there)
-        if best is None:
-            return None
-        hit = min(known(best.peer), need.tokens - 1)
-        if at_prefill is not None and seconds >= bound * _sooner((hit - there) / need.tokens):
-            return None
-        return Placement(best, str(ways), "sooner", hit, own=best is own)
+
+        def is_sooner(worker: Worker, seconds: float) -> bool:
+            return at_prefill is None or seconds < bound * _sooner((cached(worker) - there) / need.tokens)
+
+        for workers in placement.whole_rounds(need, self._fleet, self._settings):
+            seconds = self._seconds_at(live, workers, cached, now)
+            best = self._soonest(live, seconds, with_turn, cached, now)
+            live.ways = ways = self._foreseen(need, best, seconds, at_prefill, bound, cached, there)
+            if best is not None and is_sooner(best, seconds[best]):
+                hit = min(known(best.peer), need.tokens - 1)
+                return Placement(best, str(ways), "sooner", hit, own=best is own)
+            if at_prefill is not None:
+                soon = [
+                    each
+                    for worker, each in seconds.items()
+                    if worker not in with_turn and is_sooner(worker, each)
+                ]
+                longer = bound - min(soon, default=inf)
+                live.worth_at = _waits_until(live, longer, at_prefill.worker.tokens > 0) if soon else inf
+                if soon or best is not None or not with_turn:
+                    break
+        return None
 
     def _foreseen(
         self,
         need: Need,
         best: Worker | None,
-        seconds: float,
+        seconds: Mapping[Worker, float],
         at_prefill: Placement[Worker] | None,
         bound: float,
         cached: Callable[[Worker], int],
         there: int,
     ) -> Ways:
         """The seconds that were compared, without what the prompt costs others."""
+        here = inf
         if best is not None:
-            seconds -= self._seconds.weight(best, need.tokens, cached(best))
+            here = seconds[best] - self._seconds.weight(best, need.tokens, cached(best))
         if at_prefill is not None:
             bound -= self._seconds.weight(at_prefill.worker, need.tokens, there)
-        return Ways(seconds, bound)
+        return Ways(here, bound)
 
     def _expected_at_prefill(self, need: Need, choice: Placement[Worker]) -> int:
         """Tokens of a prompt that its prefill worker is expected to have.
@@ -162,56 +179,55 @@ class LocalPlacement:
         tenant, tokens = live.tenant.name, live.need.tokens
         return {worker for worker in self._may_have_turn if worker.has_turn(tenant, tokens)}
 
+    def _seconds_at(
+        self, live: LiveRequest, workers: Sequence[Worker], cached: Callable[[Worker], int], now: float
+    ) -> dict[Worker, float]:
+        """When each of the decode workers that have room for the prompt would have computed it, turn or not."""
+        need = live.need
+        able = [worker for worker in workers if self._may_have(live, worker, now)]
+        able = placement.roomy(need, able, self._settings, now, whatever_told=True)
+        return {
+            worker: self._seconds.computed(worker, need.tokens, cached(worker))
+            for worker in placement.preferred(need, able)
+        }
+
     def _soonest(
-        self, live: LiveRequest, with_turn: set[Worker], cached: Callable[[Worker], int], now: float
-    ) -> tuple[Worker | None, float]:
-        """The decode worker that has room, a turn and the prompt computed first, and when; None: nobody has.
+        self,
+        live: LiveRequest,
+        seconds: Mapping[Worker, float],
+        with_turn: set[Worker],
+        cached: Callable[[Worker], int],
+        now: float,
+    ) -> Worker | None:
+        """The decode worker of these that has a turn and the prompt computed first; None: nobody has.
 
         One that takes longer than another which has room, too, but no turn yet gets none: that turn is soon. An idle
         one gets it once the prompt has waited as long as it takes longer there, so that a prefix that all prompts have
         does not keep all but one worker idle. One that has others to compute gets none before half of the time is over
         that the prompt may wait: else under load each of them would compute each prefix.
         """
-        need = live.need
-        for workers in placement.whole_rounds(need, self._fleet, self._settings):
-            if with_turn.isdisjoint(workers):
-                continue
-            able = [worker for worker in workers if self._may_have(live, worker, now)]
-            able = placement.roomy(need, able, self._settings, now, whatever_told=True)
-            seconds = {
-                worker: self._seconds.computed(worker, need.tokens, cached(worker))
-                for worker in placement.preferred(need, able)
-            }
-            worth = self._worth(live, seconds, with_turn, now)
-            if worth:
-                best = min(
-                    worth,
-                    key=lambda worker: (
-                        seconds[worker],
-                        -cached(worker),  # where nobody has told a rate
-                        worker.last_chosen,
-                        worker.arrival,
-                    ),
-                )
-                return best, seconds[best]
-        return None, inf
+        return min(
+            self._worth(live, seconds, with_turn, now),
+            key=lambda worker: (
+                seconds[worker],
+                -cached(worker),  # where nobody has told a rate
+                worker.last_chosen,
+                worker.arrival,
+            ),
+            default=None,
+        )
 
     def _worth(
         self, live: LiveRequest, seconds: Mapping[Worker, float], with_turn: set[Worker], now: float
     ) -> list[Worker]:
-        """The workers that have a turn for the prompt, and are worth it; sets when it is worth others of them.
-
-        A better one may never have a turn. So it waits for none longer than half of the time that it has left.
-        """
+        """The workers that have a turn for the prompt, and are worth it; sets when it is worth others of them."""
         least = WORTH_WAITING * min(seconds.values(), default=inf)
-        waits_since = live.state_since - live.seconds.get(RequestState.WAITING.value, 0.0)
-        latest = (live.state_since + live.wait_until) / 2
         worth, live.worth_at = [], inf
         for worker in seconds:
             if worker not in with_turn:
                 continue
             longer = seconds[worker] - least if least < inf else 0.0
-            waits_until = latest if worker.tokens_waiting else min(waits_since + longer, latest)
+            waits_until = _waits_until(live, longer, worker.tokens_waiting > 0)
             if longer <= 0 or now >= waits_until:
                 worth.append(worker)
             else:
@@ -270,6 +286,16 @@ class LocalPlacement:
             not worker.draining and placement.could_serve(live.need, worker, self._fleet)
             for worker in self._fleet.of_role("decode")
         )
+
+
+def _waits_until(live: LiveRequest, longer: float, is_busy: bool) -> float:
+    """Until when a prompt waits for a turn elsewhere, rather than go where it takes so many seconds longer.
+
+    A better worker may never have a turn. So it waits no longer than half of the time that it has left.
+    """
+    waits_since = live.state_since - live.seconds.get(RequestState.WAITING.value, 0.0)
+    latest = (live.state_since + live.wait_until) / 2
+    return latest if is_busy else min(waits_since + longer, latest)
 
 
 def _sooner(cached_more: float) -> float:

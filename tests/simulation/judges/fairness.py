@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from decode.admission import BACKFILL_MAX
@@ -64,6 +65,7 @@ from tests.simulation.judges.ways import (
     prove_no_room_kept,
     prove_packed_in_time,
     prove_shorter,
+    prove_waits_for_turn,
     seconds_by_way,
 )
 
@@ -142,8 +144,10 @@ class JudgedRouterCore(JudgedCaches):
         compared = or_decode and everyone and not live.output and not live.avoided
         ways = seconds_by_way(self, live, now) if compared else None
         placed = super()._to_prefill(live, now, or_decode=or_decode)
+        if ways is not None:
+            self.judged["a prompt waits for a turn at decode"] += prove_waits_for_turn(live, ways)
         if placed and ways is not None:
-            self.judged["a prompt goes the shorter way"] += prove_shorter(live, *ways)
+            self.judged["a prompt goes the shorter way"] += prove_shorter(live, ways)
         if live.state is RequestState.EXTENDING:
             return placed
         if placed and live.output:
@@ -292,13 +296,17 @@ class JudgedRouterCore(JudgedCaches):
                 )
 
     def _serves(self, live: LiveRequest, now: float) -> bool:
-        """Whether a decode worker takes the request with its prompt."""
+        """Whether a decode worker takes the request with its prompt; or either kind of worker, if both may have it."""
         way = self._local_prompts.way(live, now)
         if way == "prefill" or not self._may_begin(live, now):
             return False
-        if way == "either":
-            return self._local_prompts.place_sooner(live, None, None, now) is not None
-        return self._local_prompts.place(live, now) is not None
+        if way != "either":
+            return self._local_prompts.place(live, now) is not None
+        before, live.worth_at = live.worth_at, inf
+        choice, reader, _ = self._at_prefill(live, None, now)
+        at_decode = self._local_prompts.place_sooner(live, choice, reader, now) is not None
+        waits_for_turn, live.worth_at = now < live.worth_at < inf, before
+        return at_decode or (choice is not None and not waits_for_turn)
 
     def _has_become_light(self, live: LiveRequest, now: float) -> bool:
         """Whether it has found no room in this pass: what others got since makes it one that holds less than they."""
@@ -321,7 +329,7 @@ class JudgedRouterCore(JudgedCaches):
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
-        if not self._may_begin(live, now) or self._local_prompts.way(live, now) not in ("prefill", "either"):
+        if not self._may_begin(live, now) or self._local_prompts.way(live, now) != "prefill":
             return False
         source = self._with_group(live, now)
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)

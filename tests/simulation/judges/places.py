@@ -110,8 +110,13 @@ class FreePlaces:
         by_prefill, whole = self.ways(live)
         if whole:
             yield from self.open_whole(live)
-        if by_prefill:
+        if by_prefill and not (whole and self._may_wait_for_turn(live)):
             yield from self._open_to_prompt(live)
+
+    def _may_wait_for_turn(self, live: LiveRequest) -> bool:
+        """Whether a decode worker has room for its prompt and may have it sooner, and the time for that is not over."""
+        latest = (live.state_since + live.wait_until) / 2  # half of the time that it has left
+        return self._now - CHANGED_SECONDS < latest and any(self.whole_with_room(live)[0])
 
     def _open_to_prompt(self, live: LiveRequest) -> Iterator[Worker]:
         """Prefill workers that would take the request."""
@@ -187,13 +192,13 @@ class FreePlaces:
 
         `at_once`: it is being placed now; else the router may have looked last when they told other rates.
         """
-        yield from self._worth_it(live, *self._whole_with_room(live), at_once)
+        yield from self._worth_it(live, *self.whole_with_room(live), at_once)
 
     def may_choose(self, live: LiveRequest) -> bool:
-        """Whether it may be that a decode worker has a turn for its prompt, and it waits for a better one."""
-        return len(self._whole_with_room(live)[0]) > 1
+        """Whether it may be that a worker would take its prompt, and it waits for one at decode that has it sooner."""
+        return len(self.whole_with_room(live)[0]) > (not self.ways(live)[0])
 
-    def _whole_with_room(self, live: LiveRequest) -> tuple[list[Worker], list[Worker]]:
+    def whole_with_room(self, live: LiveRequest) -> tuple[list[Worker], list[Worker]]:
         """Decode workers that have room for the request with its prompt, and those of them that have a turn."""
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
@@ -357,21 +362,30 @@ class FreePlaces:
 
 
 def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) -> float:
-    """Seconds until the worker has computed the prompt behind what it has to; what is not cached counts for more."""
+    """Seconds until the worker has computed the prompt behind what it has to; what is not cached counts for more.
+
+    So does each prompt in front of it: as many come behind it.
+    """
     load = worker.load
     if not load.extend_rate:
         return inf
+    per_second = worker.rates.rate(
+        worker.hello, load
+    ).tokens_per_second  # no more than a few times the others'
     new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
     beside = 0.0
     if worker.hello.role == "decode":
+        in_front = sum(rid in worker.extending for rid in worker.assigned)
         queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
         if load.running:
-            others = load.running * (tokens - cached) / (load.extend_rate_alone or load.extend_rate)
+            others = load.running * (tokens - cached) / (load.extend_rate_alone or per_second)
             beside = STEPS * load.step_seconds + STREAM_WEIGHT * others
     else:
         own = sum(each.tokens for each in worker.assigned.values())
         told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
         queued = float(max(own, told))
-    missing = settings.cache_miss_weight * (tokens - cached)
-    seconds = (queued + missing) / load.extend_rate + load.position_seconds * sum(range(cached, tokens))
+        told = load.queued + load.running + len(new) - worker.ended.requests
+        in_front = max(len(worker.assigned), told)
+    missing = (settings.cache_miss_weight + in_front) * (tokens - cached)
+    seconds = (queued + missing) / per_second + load.position_seconds * sum(range(cached, tokens))
     return seconds + beside

@@ -7,6 +7,7 @@ and what it expects to be cached is its own guess.
 from __future__ import annotations
 
 from math import inf
+from typing import NamedTuple
 
 from router.core.dispatch import RouterCore
 from router.core.fleet.workers import KvGroup
@@ -16,11 +17,19 @@ from router.core.requests.live_request import LiveRequest
 from tests.simulation.judges.places import FreePlaces, cost_at
 
 
-def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[float, float, float]:
-    """Until decode has the prompt: computed there, and by way of prefill; and how much of the latter is soon enough.
+class WaySeconds(NamedTuple):
+    """Until decode has a prompt; infinite: nobody has room, or told a rate."""
 
-    Infinite: nobody has room, or told a rate.
-    """
+    here: float  # computed there, by a worker that has a turn
+    there: float  # by way of prefill
+    sooner: float  # how much of that is soon enough
+    waiting: float = (
+        inf  # computed there sooner, by a worker that has no turn, and the prompt must wait for it
+    )
+
+
+def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> WaySeconds:
+    """Of each way of the prompt, if it is placed now."""
     tokens = len(live.request.token_ids) + len(live.output)
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
     places = FreePlaces(core, now)
@@ -34,14 +43,13 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
     )
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None or choice.reason == "spread":
-        return here, inf, SOONER
+        return WaySeconds(here, inf, SOONER)
     found = (
         int(core.fleet.prefixes.found(live.request.model, "prefill").tokens * tokens)
         if choice.reason == "own"
         else 0
     )
     there = cost_at(core.settings, choice.worker, tokens, found or choice.hit_tokens)
-    more = max(0, -less - (found or choice.hit_tokens)) / tokens
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [
@@ -50,11 +58,43 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> tuple[flo
             if each.state is RequestState.READY and each.kv_group == group and not each.unread_by
         ]
         there += core._local_prompts._seconds.fetched(group, max(0, fetched), now) + max(waits, default=0.0)
-    return here, there, SOONER * (1 - more) + more
+    waiting = [
+        cost
+        for each in places.whole_with_room(live)[0]
+        if not each.has_turn(live.tenant.name, tokens)
+        and (cost := cost_at(core.settings, each, tokens, expected(each)))
+        < there * _sooner((expected(each) - (found or choice.hit_tokens)) / tokens)
+    ]
+    waited = now - live.state_since + live.seconds.get(RequestState.WAITING.value, 0.0)
+    is_over = now >= (live.state_since + live.wait_until) / 2
+    is_over |= not choice.worker.tokens and waited >= there - min(waiting, default=inf)
+    return WaySeconds(
+        here,
+        there,
+        _sooner((-less - (found or choice.hit_tokens)) / tokens),
+        inf if is_over or there == inf or not waiting else min(waiting),
+    )
 
 
-def prove_shorter(live: LiveRequest, here: float, there: float, sooner: float) -> bool:
+def _sooner(cached_more: float) -> float:
+    more = max(0.0, cached_more)
+    return SOONER * (1 - more) + more
+
+
+def prove_waits_for_turn(live: LiveRequest, seconds: WaySeconds) -> bool:
+    """Where a decode worker would have it sooner behind what it has to compute it was not sent to prefill.
+
+    Returns whether there was one.
+    """
+    assert live.state is not RequestState.PREFILLING or seconds.waiting == inf, (
+        f"{live.rid} goes to prefill: {seconds.there:.4f} s, and {seconds.waiting:.4f} s with a turn at decode"
+    )
+    return seconds.waiting < inf
+
+
+def prove_shorter(live: LiveRequest, seconds: WaySeconds) -> bool:
     """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are."""
+    here, there, sooner, _ = seconds
     if here == inf or there == inf:
         return False
     bound = sooner * there
@@ -78,7 +118,7 @@ def prove_no_room_kept(queue: list[LiveRequest], backfilled: dict[str, int], now
     return len(choosing)
 
 
-SCARCE = 0.6  # of the rate without streams: a worker with less has little time for prompts
+SCARCE = 0.75  # of the rate without streams: a worker with less has little time for prompts
 
 
 def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[str]) -> None:

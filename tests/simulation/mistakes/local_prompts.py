@@ -154,6 +154,7 @@ MISTAKES: dict[str, Mistakes] = {
                 places, live, *told[:-1], live.state_since
             )
         },
+        "no prompt waits for a turn at decode": {"until when a prompt waits for a turn": gives(-math.inf)},
         "a prompt gains by the streams beside it": {
             "what streams cost a prompt beside them": lambda real, load, tokens, rate: (
                 -real(load, tokens, rate)

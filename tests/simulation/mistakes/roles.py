@@ -305,7 +305,10 @@ PLACES: dict[str, dict[str, str]] = {
         "what a prompt costs others": "weight",
     },
     "router.core.queueing.foresight.Foresight": {"a decode worker has pages for a prompt": "has_pages"},
-    "router.core.queueing.local_prompts": {"how soon decode must have a prompt to get it": "_sooner"},
+    "router.core.queueing.local_prompts": {
+        "how soon decode must have a prompt to get it": "_sooner",
+        "until when a prompt waits for a turn": "_waits_until",
+    },
     "router.core.queueing.local_prompts.LocalPlacement": {
         "who computes a prompt": "way",
         "some decode worker computes": "_any_could_serve",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.core.queueing.backfill import CHOOSING_MAX
-from shared.wire.messages import Serve
+from shared.wire.messages import Prefill, Serve
 from tests.unit.router.core.queueing.test_local_prompts import LONG, WHOLE, begun, deployment, shared_prompt
 from tests.unit.router.deployment import ScriptedDeployment, request
 
@@ -124,3 +124,54 @@ def test_behind_many_that_wait_for_a_better_worker_only_other_tenants_are_tried(
     assert [world.state(f"cold {tenant}") for tenant in ("", "other")] == ["waiting", "extending"]
     world.loaded(here, extend_rate=1_000.0)
     assert [served.rid for _, served in world.sent(Serve)][2:4] == ["hot", "hot1"]
+
+
+def with_prefill_queue(waiting_seconds_max: float = 30.0) -> ScriptedDeployment:
+    """A prefill worker with a queue of two seconds, and a decode worker without a turn that has it sooner."""
+    world = deployment(prefill=1, local_prefill="short", waiting_seconds_max=waiting_seconds_max)
+    world.loaded("p0", extend_rate=1_000.0, queued=3, queued_tokens=2_000)
+    world.loaded("d0", extend_rate=1_000.0, queued=1, queued_tokens=256)
+    return world
+
+
+def test_a_prompt_waits_for_a_turn_at_decode_rather_than_in_the_queue_of_prefill() -> None:
+    world = with_prefill_queue()
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", extend_rate=1_000.0, queued_tokens=100)
+    assert world.placed(Serve, "r") == "d0"
+
+
+def test_it_goes_to_prefill_once_it_has_it_as_soon() -> None:
+    world = with_prefill_queue()
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("p0", extend_rate=1_000.0, queued=1, queued_tokens=200)
+    world.loaded("d0", extend_rate=1_000.0, queued=1, queued_tokens=255)
+    assert world.placed(Prefill, "r") == "p0"
+
+
+def test_it_waits_for_no_turn_at_decode_beyond_half_of_its_time() -> None:
+    world = with_prefill_queue(waiting_seconds_max=4.0)
+    world.submit(request("r", LONG))
+    world.wait(1.9)
+    assert world.state("r") == "waiting"
+    world.wait(0.2)
+    assert world.placed(Prefill, "r") == "p0"
+
+
+def test_an_idle_prefill_worker_gets_what_has_waited_as_long_as_it_takes_longer_there() -> None:
+    world = deployment(prefill=1, local_prefill="short")
+    for _ in range(200):
+        world.core.fleet.prefixes.looked("m", "prefill", found=False, share=0.0)
+    world.loaded("p0", extend_rate=100.0)
+    world.loaded("d0", extend_rate=1_000.0, queued=1, queued_tokens=256)
+    world.submit(request("r", LONG))
+    later, sooner = (
+        world.core._local_prompts._seconds.computed(world.core.fleet.workers[uid], len(LONG), 0)
+        for uid in ("p0", "d0")
+    )
+    world.wait(later - sooner - 0.01)
+    assert world.state("r") == "waiting"
+    world.wait(0.02)
+    assert world.placed(Prefill, "r") == "p0"
