@@ -171,6 +171,9 @@ class _NoAttention:
         )
         return self
 
+    def for_extend(self, *_: object) -> None:
+        return None
+
     def for_decode(self, device: PagedBatch) -> _NoAttention:
         del device
         return self
@@ -182,6 +185,22 @@ class _NoAttention:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         del layer, k, v, transform
         return q
+
+
+@dataclass(frozen=True)
+class _NoModel:
+    """`StreamModel`: computes nothing."""
+
+    logits: Tensor
+
+    def run(self, token_ids: Tensor, *_: object) -> Tensor:
+        return self.logits[: len(token_ids)]
+
+    def hidden(self, *_: object) -> tuple[Tensor, Tensor]:
+        raise AssertionError("no graph of prompts is captured")
+
+    def head(self, *_: object) -> Tensor:
+        raise AssertionError("no graph of prompts is captured")
 
 
 def timed_engine(
@@ -198,10 +217,9 @@ def timed_engine(
     )
     logits = torch.zeros(rows, VOCAB_SIZE, device="meta")
 
-    def run_model(token_ids: Tensor, *_: object) -> Tensor:
-        return logits[: len(token_ids)]
-
-    parts = EngineParts(forward, copies, run_model, _NoAttention(), CudaKernels(_launch), TorchOps(), cache)
+    parts = EngineParts(
+        forward, copies, _NoModel(logits), _NoAttention(), CudaKernels(_launch), TorchOps(), cache
+    )
     capacity = Capacity(rows, -(-context_len // page_size), 1, VOCAB_SIZE)
     return CudaDevice(parts, capacity, frozenset({0})), forward
 

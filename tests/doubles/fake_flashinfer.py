@@ -174,9 +174,26 @@ class FakePrefillWrapper(_Planned):
 
     name = "BatchPrefillWithPagedKVCacheWrapper"
 
-    def __init__(self, library: FakeFlashInfer, floats: Tensor, layout: str, *, backend: str) -> None:
+    def __init__(
+        self,
+        library: FakeFlashInfer,
+        floats: Tensor,
+        layout: str,
+        *,
+        backend: str,
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+    ) -> None:
         super().__init__(library, floats, layout)
         self.backend = backend
+        self.static: list[Tensor] = []  # of a graph: where rows begin, where pages begin, lengths, pages
+        if use_cuda_graph:
+            given = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf, paged_kv_indices_buf)
+            self.static = [each for each in given if each is not None]
+            assert len(self.static) == 4
         self.requests: list[int] = []  # of each plan
         self.splits: list[bool] = []  # whether keys may be split
 
@@ -203,10 +220,20 @@ class FakePrefillWrapper(_Planned):
         assert torch.equal(seq_lens, (kv_indptr.diff() - 1) * page_size + last_page_len)
         self.requests.append(len(seq_lens))
         self.splits.append(not settings["disable_split_kv"])
-        self._kv_indices, self._tokens = kv_indices, int(seq_lens.max())
-        self._rows = int(qo_indptr[-1])
         self._scale = settings["sm_scale"]
-        self._copies = [torch.empty_like(each) for each in (qo_indptr, last_page_len)]
+        if self.static:
+            assert not len(kv_indices)
+            self._plan_info = [len(seq_lens), self.library.extra_info]
+            self._rows = max(int(qo_indptr[-1]), getattr(self, "_rows", 0))  # the first plan is of all rows
+            self._copies = [self.static[0], self.static[2]]
+            self.library.stream.upload(self.static[1], kv_indptr)
+            self._kv_indices, self._tokens = self.static[3], len(self.static[3]) * page_size
+            # what names the request of a block that pads the launch
+            assert not self._pin_memory_int_workspace_buffer[4 * (_HEADER + len(kv_indptr)) : 2**14].any()
+        else:
+            self._kv_indices, self._tokens = kv_indices, int(seq_lens.max())
+            self._rows = int(qo_indptr[-1])
+            self._copies = [torch.empty_like(each) for each in (qo_indptr, last_page_len)]
         for copy, source in zip(self._copies, (qo_indptr, last_page_len), strict=True):
             self.library.stream.upload(copy, source)
         self.write_plan([len(seq_lens), settings["window_left"], 0, 0, *kv_indptr.tolist()])
@@ -236,7 +263,8 @@ def attend_by_plan(
     tokens: int,
 ) -> None:
     rows, page_size = torch.arange(len(q)), view.shape[3]
-    request = torch.searchsorted(qo_indptr[1:], rows, right=True)
+    # rows behind those of all requests are padding
+    request = torch.searchsorted(qo_indptr[1:], rows, right=True).clamp(max=len(last_page_len) - 1)
     kv_len = (kv_indptr[request + 1] - kv_indptr[request] - 1) * page_size + last_page_len[request]
     position = (kv_len - (qo_indptr[request + 1] - rows)).unsqueeze(1)
     token = torch.arange(tokens)

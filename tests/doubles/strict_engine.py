@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shared.engine.attention.protocol import DecodeAttention, PagedBatch, PlannedAttention, StreamAttention
+from shared.engine.attention.protocol import (
+    DecodeAttention,
+    ExtendAttention,
+    PagedBatch,
+    PlannedAttention,
+    StreamAttention,
+)
 from shared.engine.cuda.step_kernels import ReferenceKernels
 from tests.doubles.late_stream import LateStream
 
@@ -32,6 +38,20 @@ class PlannedOnHost:
         """See `StreamAttention`."""
         assert self.stream.planning
         return self.attention.plan_extend(host, device)
+
+    def for_extend(self, device: PagedBatch, tokens: int) -> ExtendAttention | None:
+        """See `StreamAttention`."""
+        assert self.stream.planning
+        extend = self.attention.for_extend(device, tokens)
+        assert extend is not None
+        real = extend.plan
+
+        def plan(host: PagedBatch) -> None:
+            assert self.stream.planning
+            real(host)
+
+        extend.plan = plan  # type: ignore[method-assign]
+        return extend
 
     def for_decode(self, device: PagedBatch) -> DecodeAttention:
         """See `StreamAttention`."""

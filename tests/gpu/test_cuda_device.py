@@ -13,10 +13,11 @@ from msgspec import structs
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant
+from shared.engine.cuda.extend_graphs import ExtendGraphs, token_buckets
 from shared.engine.cuda.graphs import DecodeGraphs, buckets_for
 from shared.engine.cuda.platform import Platform
 from shared.wire.sampling_params import SamplingParams
-from tests.gpu.small_device import PROMPT_LEN, SmallDevice
+from tests.gpu.small_device import PAGES_EACH, PROMPT_LEN, SmallDevice
 from tests.simulation.oracle.toy_grammar import FIRM, allowed, state_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE
 
@@ -67,6 +68,28 @@ def test_a_graph_gives_the_bits_of_its_work_run_eagerly(
     assert small.device.counters.graph_steps["eager"] > before["eager"]
     assert all(torch.equal(*pair) for pair in zip(by_graph, alone, strict=True))
     assert all(bool(row.isfinite().all()) for row in by_graph)
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3])
+def test_a_graph_of_prompts_gives_the_logits_of_a_step_run_eagerly(
+    small: SmallDevice, requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = range(requests)
+    tokens = PROMPT_LEN * requests
+    bucket = next(size for size in token_buckets(2048) if size >= tokens)
+    small.prefill(slots)
+    assert small.device.counters.extend_graph_steps == {str(bucket): 1, "eager": 0}
+    with monkeypatch.context() as patched:
+        patched.setattr(ExtendGraphs, "stage", lambda *_: None)
+        small.prefill(slots)
+    assert small.device.counters.extend_graph_steps.total() == 1
+    for slot in slots:
+        by_graph, eager = (each.float().cpu() for each in small.logits[slot])
+        assert bool(by_graph.isfinite().all())
+        # tiles of attention may differ, and with them the order of sums
+        torch.testing.assert_close(by_graph, eager, rtol=0, atol=0.03 * float(eager.abs().max()))
+    assert torch.isfinite(small.cache.store[: requests * PAGES_EACH : PAGES_EACH]).all()
+    assert torch.isnan(small.cache.store[SLOTS * PAGES_EACH : small.cache.pages]).all()
 
 
 def test_padding_touches_no_page_of_the_pool(small: SmallDevice) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer_workspace import (
     CUDA_CORE_GROUP_MAX,
-    DECODE_WORKSPACE_BYTES,
+    GRAPH_WORKSPACE_BYTES,
     Processors,
     float_workspace_bytes,
 )
@@ -35,11 +35,13 @@ from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import HeadWriter, PagedBatch
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.primitives.errors import ConfigError
+from shared.primitives.errors import ConfigError, InvariantError
 
 HEAD_DIMS = (64, 128, 256)
 ROTARY_DIM_MULTIPLE = 16  # a lane rotates up to 8 numbers, all of one half (head_kernels.cu)
 DTYPES = (torch.bfloat16, torch.float16)
+
+_ENTRIES_BYTES = 2**14  # of a plan, that name the requests of blocks: they lie first
 
 Capability = tuple[int, int]  # compute capability of a GPU
 Window = int | None
@@ -63,6 +65,12 @@ class DecodeWrapper(Protocol):
 
 class PrefillWrapper(Protocol):
     """What is used of `BatchPrefillWithPagedKVCacheWrapper`."""
+
+    _plan_info: Sequence[int]
+    _pin_memory_int_workspace_buffer: Tensor
+
+    def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
+        """Use these on the device, and new pinned memory like the second."""
 
     def plan(self, *args: Any, **kwargs: Any) -> None:
         """Choose the kernels and plan a step."""
@@ -159,11 +167,13 @@ class FlashInferAttention:
         processors = Processors.of(self._device)
         self._floats = self._workspace(float_workspace_bytes(config, requests, processors))
         # Steps follow each other in the stream, so batch sizes can share a plan's place on the device. Windows cannot.
-        self._decode_ints = {window: self._workspace(DECODE_WORKSPACE_BYTES) for window in self._distinct}
+        self._decode_ints = {window: self._workspace(GRAPH_WORKSPACE_BYTES) for window in self._distinct}
+        self._extend_ints = {window: self._workspace(GRAPH_WORKSPACE_BYTES) for window in self._distinct}
         self._prefills: list[dict[Window, PrefillWrapper]] = []
         pinned = self._device.type == "cuda"
         self._kv_lens = torch.zeros(requests, dtype=torch.int32, pin_memory=pinned)
         self._starts = torch.zeros(2 * requests, dtype=torch.int32, pin_memory=pinned)
+        self._graph_kv_lens: Tensor | None = None
         self._prefill(0)  # memory is taken at start, not by the first request
 
     def plan_extend(self, host: PagedBatch, device: PagedBatch) -> FlashInferExtend:
@@ -181,6 +191,18 @@ class FlashInferAttention:
         """See `StreamAttention`."""
         wrappers = {window: self._decode_wrapper(window, device) for window in self._distinct}
         return FlashInferDecode(self, device, wrappers)
+
+    def for_extend(self, device: PagedBatch, tokens: int) -> FlashInferExtendGraph | None:
+        """See `StreamAttention`. Deterministic tiles follow the lengths of a step, a graph's do not."""
+        if self._deterministic:
+            return None
+        del tokens  # kernels read it of the step
+        if self._graph_kv_lens is None:
+            self._graph_kv_lens = torch.zeros_like(
+                device.kv_last_page_len, device="cpu", pin_memory=self._device.type == "cuda"
+            )
+        wrappers = {window: self._graph_wrapper(window, device) for window in self._distinct}
+        return FlashInferExtendGraph(self, device, wrappers)
 
     # ---- for the steps -------------------------------------------------------------------------------------------
 
@@ -223,6 +245,30 @@ class FlashInferAttention:
                 )
         return [list(wrapper._plan_info) for wrapper in wrappers.values()]
 
+    def plan_graph(
+        self, wrappers: dict[Window, PrefillWrapper], device: PagedBatch, host: PagedBatch
+    ) -> None:
+        """Plan a step that a graph computes, for all windows."""
+        longest = int(host.query_lens.max())
+        assert self._graph_kv_lens is not None
+        with self._extend_guard:
+            kv_lens = self._graph_kv_lens[: len(host.kv_last_page_len)].copy_(host.kv_lens)
+            for window, wrapper in wrappers.items():
+                # Blocks that pad a graph's launch compute the request that they name (see `_decode_wrapper`). That of
+                # the first entry is padding, which costs nothing.
+                wrapper._pin_memory_int_workspace_buffer[:_ENTRIES_BYTES].zero_()
+                wrapper.plan(
+                    host.qo_indptr,
+                    host.kv_indptr,
+                    device.kv_indices[:0],  # they come with the step's own arrays
+                    host.kv_last_page_len,
+                    *self._shape,
+                    causal=True,
+                    seq_lens=kv_lens,
+                    max_token_per_sequence=longest,
+                    **self._settings(window, split=False),
+                )
+
     # ---- wrappers ------------------------------------------------------------------------------------------------
 
     def _decode_wrapper(self, window: Window, device: PagedBatch) -> DecodeWrapper:
@@ -241,6 +287,20 @@ class FlashInferAttention:
         # Where keys are not split, the blocks that pad a graph's launch read entries that no plan writes, and compute
         # what they name (sglang#31387). Of zeros it is the first request once more.
         wrapper._pin_memory_int_workspace_buffer.zero_()
+        return wrapper
+
+    def _graph_wrapper(self, window: Window, device: PagedBatch) -> PrefillWrapper:
+        wrapper = self._library.BatchPrefillWithPagedKVCacheWrapper(
+            self._floats,
+            "HND",
+            use_cuda_graph=True,
+            qo_indptr_buf=device.qo_indptr,
+            paged_kv_indptr_buf=device.kv_indptr,
+            paged_kv_indices_buf=device.kv_indices,
+            paged_kv_last_page_len_buf=device.kv_last_page_len,
+            backend="fa2",
+        )
+        wrapper.reset_workspace_buffer(self._floats, self._extend_ints[window])
         return wrapper
 
     def _prefill(self, index: int) -> dict[Window, PrefillWrapper]:
@@ -333,6 +393,33 @@ class FlashInferDecode:
         view = self._attention.view(layer)
         q = self._attention.heads.write(q, k, v, transform, self._batch, view)
         return self._wrappers[self._attention.window(layer)].run(q, view)
+
+
+class FlashInferExtendGraph:
+    """See `ExtendAttention`."""
+
+    def __init__(
+        self, attention: FlashInferAttention, batch: PagedBatch, wrappers: dict[Window, PrefillWrapper]
+    ) -> None:
+        self._attention = attention
+        self._batch = batch
+        self._wrappers = wrappers
+        self._planned = False
+
+    def plan(self, host: PagedBatch) -> None:
+        """See `ExtendAttention`. What a graph keeps of a plan depends on its rows and requests alone."""
+        before = [list(wrapper._plan_info) for wrapper in self._wrappers.values() if self._planned]
+        self._attention.plan_graph(self._wrappers, self._batch, host)
+        found = [list(wrapper._plan_info) for wrapper in self._wrappers.values()]
+        if self._planned and found != before:
+            raise InvariantError(f"FlashInfer planned {found} where a graph keeps {before}")
+        self._planned = True
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
+        """See `PlannedAttention`."""
+        view = self._attention.view(layer)
+        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
+        return self._wrappers[self._attention.window(layer)].run(q, view, out=torch.empty_like(q))
 
 
 class FlashInferExtend:

@@ -12,7 +12,7 @@ import torch
 
 from shared.engine.checkpoint.model_config import ModelConfig
 
-DECODE_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
+GRAPH_WORKSPACE_BYTES = 2**20  # a plan of thousands of rows; FlashInfer raises if it should not be enough
 PREFILL_WORKSPACE_BYTES = 8 * 2**20  # FlashInfer's own choice
 CUDA_CORE_GROUP_MAX = 3  # query heads a key-value head; with more of them tensor cores are the faster ones
 _DECODE_BLOCKS_MAX = 16  # of 128 threads, that run at once on a multiprocessor of 2,048
@@ -37,7 +37,7 @@ class Processors:
 
 def workspace_bytes(config: ModelConfig, requests: int, processors: Processors) -> int:
     """Memory of the GPU that plans and kernels take for steps of so many requests."""
-    plans = len(set(config.windows)) * (DECODE_WORKSPACE_BYTES + PREFILL_WORKSPACE_BYTES)
+    plans = len(set(config.windows)) * (2 * GRAPH_WORKSPACE_BYTES + PREFILL_WORKSPACE_BYTES)
     return float_workspace_bytes(config, requests, processors) + plans
 
 

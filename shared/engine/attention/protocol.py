@@ -120,6 +120,16 @@ class DecodeAttention(PlannedAttention, Protocol):
         """
 
 
+class ExtendAttention(PlannedAttention, Protocol):
+    """Attention of EXTEND steps of as many rows and requests. `attend` is captured in a graph, `plan` is not.
+
+    Requests without rows, and rows behind those of all requests, are padding.
+    """
+
+    def plan(self, host: PagedBatch) -> None:
+        """Plan a step, on the host, before the graph is replayed: what its own arrays will hold, in pinned memory."""
+
+
 class StreamAttention(Protocol):
     """Attention that the host plans and a stream computes later. Nothing here waits for the stream.
 
@@ -132,6 +142,12 @@ class StreamAttention(Protocol):
 
     def for_decode(self, device: PagedBatch) -> DecodeAttention:
         """Attention over static arrays: one row a request; `kv_indices` is as long as it can ever be."""
+
+    def for_extend(self, device: PagedBatch, tokens: int) -> ExtendAttention | None:
+        """Attention over static arrays as long as they can ever be, `tokens` in the cache at most a request.
+
+        It is planned first for all rows. None: no graph gives the bits that are asked for.
+        """
 
 
 def soft_cap(x: Tensor, cap: float | None) -> Tensor:

@@ -32,6 +32,8 @@ class ReferenceAttention:
             # As with FlashInfer, both kinds share a place on the device, and have memory of their own on the host.
             on_device = torch.zeros(rows + 1, dtype=torch.int32, device=cache.store.device)
             self._decode_plan, self._extend_plan = _Plan(stream, on_device), _Plan(stream, on_device)
+            self._stream = stream
+            self._graph_plan: _Plan | None = None
 
     def plan(self, batch: PagedBatch) -> ReferenceStep:
         """See `Attention`."""
@@ -42,6 +44,14 @@ class ReferenceAttention:
         planned = self._extend_plan.of(len(host.kv_last_page_len))
         self._extend_plan.write(host.kv_indptr)
         return ReferenceStep(self._config, self._cache, replace(device, kv_indptr=planned), *_largest(host))
+
+    def for_extend(self, device: PagedBatch, tokens: int) -> ReferenceExtend:
+        """See `StreamAttention`."""
+        if self._graph_plan is None:  # all graphs share it
+            self._graph_plan = _Plan(self._stream, torch.zeros_like(device.kv_indptr))
+        batch = replace(device, kv_indptr=self._graph_plan.of(len(device.kv_last_page_len)))
+        rows = len(device.positions)
+        return ReferenceExtend(self._config, self._cache, batch, rows, tokens, self._graph_plan)
 
     def for_decode(self, device: PagedBatch) -> ReferenceDecode:
         """See `StreamAttention`."""
@@ -145,14 +155,26 @@ class ReferenceStep:
         return torch.einsum("nhqk,nkhd->nqhd", weights, values)
 
 
-class ReferenceDecode(ReferenceStep):
-    """`DecodeAttention`: the same over static arrays."""
+class _StaticStep(ReferenceStep):
+    """Attention over static arrays, by a plan."""
 
     def __init__(
         self, config: ModelConfig, cache: KVCache, batch: PagedBatch, rows: int, tokens: int, plan: _Plan
     ) -> None:
         super().__init__(config, cache, batch, rows, tokens)
         self._plan = plan
+
+
+class ReferenceExtend(_StaticStep):
+    """See `ExtendAttention`."""
+
+    def plan(self, host: PagedBatch) -> None:
+        """See `ExtendAttention`."""
+        self._plan.write(host.kv_indptr)
+
+
+class ReferenceDecode(_StaticStep):
+    """See `DecodeAttention`."""
 
     def plan(self, kv_indptr: Tensor, kv_last_page_len: Tensor) -> bool:
         """See `DecodeAttention`."""

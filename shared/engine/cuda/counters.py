@@ -15,6 +15,11 @@ GRAPH_STEPS = CounterMetric(
     "Steps with rows that decode, by the batch size of the CUDA graph that ran those; eager: without one.",
     ("rows",),
 )
+EXTEND_GRAPH_STEPS = CounterMetric(
+    "segue_extend_graph_steps_total",
+    "Parts of steps with prompts, by the tokens of the CUDA graph that ran them; eager: without one.",
+    ("tokens",),
+)
 EAGER = "eager"
 
 
@@ -33,3 +38,4 @@ class DeviceCounters:
         "otherwise. Time without requests does not count.",
     )
     graph_steps: Counter[str] = counted_by(GRAPH_STEPS, EAGER)
+    extend_graph_steps: Counter[str] = counted_by(EXTEND_GRAPH_STEPS, EAGER)

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.cuda.counters import DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
+from shared.engine.cuda.extend_graphs import static_words
 from shared.engine.cuda.extends import Extends, ExtendStep
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
@@ -88,7 +89,7 @@ class CudaDevice:
         matchers: Matchers | None = None,
         on_logits: OnLogits | None = None,
     ) -> None:
-        """Captures the graphs of DECODE."""
+        """Captures the graphs of DECODE and EXTEND."""
         self._parts = parts
         self._forward = forward = parts.forward
         self._copy_stream = parts.copies
@@ -98,15 +99,15 @@ class CudaDevice:
         self._mirror = SlotMirror(slots, width, cache.pages, cache.page_size, capacity.vocab_size)
         fixed = DecodeGraphs.fixed_words(slots)
         # An EXTEND's arrays: three by token, a few by request, and the tables.
-        words = fixed + 3 * capacity.extend_tokens + slots * (width + _ROW_WORDS) + ENTRY_WORDS
+        words = fixed + static_words(capacity.extend_tokens, slots * (width + _ROW_WORDS)) + ENTRY_WORDS
         self.counters = DeviceCounters()
         buffer = torch.zeros(words, dtype=torch.int32, device=device)
         self._staging = Staging(forward, buffer, fixed, capacity.staging_buffers)
         self._sampling = Sampling(parts, self._words, capacity.vocab_size, eos_token_ids, matchers, on_logits)
         forward.synchronize()  # weights and all that was made above lie on another stream
         self._graphs = DecodeGraphs(parts, self._words, self._staging, self._sampling.logits, self.counters)
-        logits, forget_plan = self._sampling.logits, self._graphs.forget_plan
-        self._extends = Extends(self._staging, self._mirror, parts, capacity, logits, forget_plan)
+        logits = self._sampling.logits
+        self._extends = Extends(self._staging, self._mirror, parts, capacity, logits, self._graphs)
         self._slots = slots
         self._launched = 0
         self._completed = 0

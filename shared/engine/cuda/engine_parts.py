@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -14,9 +14,26 @@ from shared.engine.model.ops import Ops
 from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.streams import Stream
 
-RunModel = Callable[
-    [Tensor, PlannedAttention, Tensor | None, Tensor | None], Tensor
-]  # see `DecoderModel.run`
+
+class StreamModel(Protocol):
+    """Token ids to logits, without a look at a value; see `DecoderModel`."""
+
+    def run(
+        self,
+        token_ids: Tensor,
+        attention: PlannedAttention,
+        sampled_rows: Tensor | None,
+        logits: Tensor | None = None,
+    ) -> Tensor:
+        """`hidden`, then `head`."""
+
+    def hidden(
+        self, token_ids: Tensor, attention: PlannedAttention, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """All layers, for the rows that are asked for."""
+
+    def head(self, x: Tensor, residual: Tensor, logits: Tensor) -> Tensor:
+        """Logits of what `hidden` gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +45,7 @@ class Capacity:
     extend_tokens: int  # of one EXTEND step, at most
     vocab_size: int
     scores_a_run: int = SCORES_A_RUN  # tokens of prompts whose logits are held together
+    graph_tokens: int = 0  # of an EXTEND step that a graph takes, at most
     staging_buffers: int = 8  # a MIXED step takes two, or more if it scores
 
 
@@ -37,7 +55,7 @@ class EngineParts:
 
     forward: Stream  # of steps
     copies: Stream  # between pages of the device and of the host
-    run_model: RunModel
+    model: StreamModel
     attention: StreamAttention
     kernels: StepKernels
     ops: Ops

@@ -7,7 +7,7 @@ launches it like a step without scores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +18,8 @@ from torch import Tensor
 from shared.batch.schedule_batch import ExtendRow, SlotJoin
 from shared.engine.attention.protocol import PagedBatch, PlannedAttention
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
+from shared.engine.cuda.extend_graphs import ExtendGraphs
+from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
@@ -56,7 +58,7 @@ class ExtendStep:
 
 
 class Extends:
-    """For one device. `forget_plan` is called before a plan overwrites that of a DECODE step."""
+    """For one device. A plan of an eager step overwrites that of a DECODE step, which is told before."""
 
     def __init__(
         self,
@@ -65,17 +67,18 @@ class Extends:
         parts: EngineParts,
         capacity: Capacity,
         logits: Tensor,  # float32 [slots, vocab], out: of the rows that sample
-        forget_plan: Callable[[], None],
+        decode: DecodeGraphs,
     ) -> None:
         self._stream = parts.forward
         self._staging = staging
         self._mirror = mirror
         self._attention = parts.attention
-        self._run_model = parts.run_model
+        self._model = parts.model
         self._kernels = parts.kernels
         self._logits = logits
         self._scores_a_run = capacity.scores_a_run
-        self._forget_plan = forget_plan
+        self._forget_plan = decode.forget_plan
+        self._graphs = ExtendGraphs(parts, staging, capacity, decode.counters)
         self._reports = ReportBuffers(parts.forward, capacity.extend_tokens, logits.device)
         self._tops = np.zeros(len(logits), dtype=np.int32)
 
@@ -119,7 +122,13 @@ class Extends:
         at = np.array([*places, *(ends[samples] - 1)], dtype=np.int32)
         first, step.sampled = step.sampled, step.sampled + int(samples.sum())
         logits = self._logits[first : step.sampled]
-        return self.stage_tokens([row.token_ids for row in rows], kv_lens, pages, at, logits, scored)
+        token_ids = [row.token_ids for row in rows]
+        if scored is None:
+            for each in token_ids:
+                self._mirror.check_token_ids(each)
+            if (work := self._graphs.stage(token_ids, kv_lens, pages, at, logits)) is not None:
+                return work
+        return self.stage_tokens(token_ids, kv_lens, pages, at, logits, scored)
 
     def stage_tokens(
         self,
@@ -130,7 +139,7 @@ class Extends:
         logits: Tensor,
         scored: _ScoredTokens | None = None,
     ) -> Work:
-        """Stage and plan requests [n] of these tokens, lengths and pages; `at`: the tokens that need logits."""
+        """Stage and plan eagerly requests [n] of these tokens, lengths and pages; `at`: the tokens that need logits."""
         query_lens = np.array([len(each) for each in token_ids], dtype=np.int64)
         rows = np.fromiter((token for each in token_ids for token in each), dtype=np.int32)
         self._mirror.check_token_ids(rows)
@@ -194,9 +203,9 @@ class Extends:
     ) -> None:
         """The device's part. `sampled` float32 [rows that sample, vocab], out: their logits, behind the scored ones."""
         if scored is None:
-            self._run_model(token_ids, attention, at, sampled)
+            self._model.run(token_ids, attention, at, sampled)
             return
-        logits = self._run_model(token_ids, attention, at, None)
+        logits = self._model.run(token_ids, attention, at, None)
         count = len(scored.token_ids)
         self._kernels.logprobs(logits[:count], scored.each, scored.token_ids, scored.tops, scored.reports)
         sampled.copy_(logits[count:])

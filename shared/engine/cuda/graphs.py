@@ -57,7 +57,7 @@ class DecodeGraphs:
     ) -> None:
         self._stream = stream = parts.forward
         self._kernels = parts.kernels
-        self._run_model = parts.run_model
+        self._model = parts.model
         self._words = words
         self._staging = staging
         self._logits = logits
@@ -73,7 +73,7 @@ class DecodeGraphs:
         self._sizes = buckets_for(self._slots)
         self._planned: tuple[int, bytes] | None = None
         self._fits = False
-        self._counters = counters
+        self.counters = counters
         self._buckets = {size: self._capture(size, parts.attention) for size in reversed(self._sizes)}
 
     @staticmethod
@@ -105,7 +105,7 @@ class DecodeGraphs:
             with self._stream.on_host():
                 self._fits = bucket.attention.plan(on_host, torch.from_numpy(last_page_len))
             self._planned = plan
-        self._counters.graph_steps[str(bucket.rows) if self._fits else EAGER] += 1
+        self.counters.graph_steps[str(bucket.rows) if self._fits else EAGER] += 1
         return bucket.replay if self._fits else bucket.work
 
     def _capture(self, rows: int, attention: StreamAttention) -> _Bucket:
@@ -146,4 +146,4 @@ class DecodeGraphs:
             batch.kv_last_page_len,
             batch.kv_indices,
         )
-        self._run_model(token_ids, attention, None, self._logits[:rows])
+        self._model.run(token_ids, attention, None, self._logits[:rows])

@@ -108,7 +108,7 @@ def assemble(
     parts = EngineParts(
         platform.forward,
         platform.copies,
-        model.run,
+        model,
         platform.attention(shape, cache, config.slots),
         platform.kernels,
         platform.ops,
@@ -117,7 +117,9 @@ def assemble(
     width = pages_for_tokens(room.context_len, config.page_size)
     # as many logits as a DECODE step has: memory is set apart for them
     scores_a_run = max(SCORES_A_RUN, config.slots)
-    capacity = Capacity(config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run)
+    capacity = Capacity(
+        config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run, platform.graph_tokens
+    )
     device = CudaDevice(parts, capacity, source.eos_token_ids, matchers=source.matchers, on_logits=on_logits)
     return device, cache, room
 

@@ -13,6 +13,7 @@ from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda.step_kernels import STATE_WORDS
 from shared.kv.page_pool import pages_for_tokens
 
+GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes: more keep a GPU busy while the host launches
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
@@ -99,10 +100,11 @@ def _reserve(
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
     row = 4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size
+    tokens = config.extend_tokens + min(config.extend_tokens, GRAPH_TOKENS)  # graphs keep memory of their own
     words = STATE_WORDS + pages_for_tokens(context_len, config.page_size) + context_len + 1
     reserve = {
         "workspace": workspace,
-        "activations": config.extend_tokens * row * dtypes.weights.itemsize,
+        "activations": tokens * row * dtypes.weights.itemsize,
         "logits": ADJUSTED_COPIES * config.slots * shape.vocab_size * 4,
         "penalties": PENALTY_BYTES * config.slots * context_len,
         "slots": (config.slots + 1) * words * 4,

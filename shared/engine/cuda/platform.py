@@ -26,12 +26,14 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
-from shared.engine.cuda.memory import DeviceMemory
+from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.model.ops import Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
+
+_HOST_GRAPH_TOKENS = 64  # in plain torch padding costs what requests do
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Platform:
     check: Callable[[ModelConfig, Dtypes], None]  # raises `ConfigError` for what kernels do not support
     capability: tuple[int, int] | None  # of the GPU
     memory: DeviceMemory | None  # of the GPU
+    graph_tokens: int  # of an EXTEND step that a graph takes, at most
     description: str
     determinism: str  # what tokens depend on beside the model: part of a worker's fingerprint
 
@@ -68,6 +71,7 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         check=lambda _config, _dtypes: None,
         capability=None,
         memory=None,
+        graph_tokens=_HOST_GRAPH_TOKENS,
         description="cpu by the path of a GPU",
         determinism=f"cuda-on-cpu,torch-{torch.__version__}",
     )
@@ -114,6 +118,7 @@ def cuda_platform(deterministic: bool) -> Platform:
         memory=DeviceMemory(
             total, free, lambda config, slots: workspace_bytes(config, slots, Processors.of(device))
         ),
+        graph_tokens=GRAPH_TOKENS,
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",
     )

@@ -132,6 +132,15 @@ class DecoderModel:
         The integers are of 32 or 64 bits. Nothing here waits for the device or depends on a value, so the call may be
         captured as a CUDA graph.
         """
+        x, residual = self.hidden(token_ids, attention, sampled_rows)
+        if logits is None:
+            logits = x.new_empty(len(x), self.config.vocab_size, dtype=torch.float32)
+        return self.head(x, residual, logits)
+
+    def hidden(
+        self, token_ids: Tensor, attention: PlannedAttention, rows: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """As `run`, up to the last layer: what it gives and the stream that is yet to be added to, [rows, hidden]."""
         x, residual = self._embedding.index_select(0, token_ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
@@ -139,13 +148,14 @@ class DecoderModel:
             x, residual = layer(x, residual, attention)
             self.layers_done += 1
         assert residual is not None, "a decoder has layers"
-        if logits is None:
-            rows = len(x) if sampled_rows is None else len(sampled_rows)
-            logits = x.new_empty(rows, self.config.vocab_size, dtype=torch.float32)
+        if rows is None:
+            return x, residual
+        return x.index_select(0, rows), residual.index_select(0, rows)
+
+    def head(self, x: Tensor, residual: Tensor, logits: Tensor) -> Tensor:
+        """Write the logits of what `hidden` gave, which may be overwritten, and return them."""
         if not len(logits):
             return logits
-        if sampled_rows is not None:
-            x, residual = x.index_select(0, sampled_rows), residual.index_select(0, sampled_rows)
         x, _ = self._ops.add_rms_norm(x, residual, self._norm, self.config.rms_norm_eps)
         assert len(logits) == len(x), "torch resizes what does not fit"
         self._head(x, logits)

@@ -371,6 +371,10 @@ PLACES: dict[str, dict[str, str]] = {
         "prompts of a step begin": "begin",
         "a run of prompt is staged": "stage",
     },
+    "shared.engine.cuda.extend_graphs.ExtendGraphs": {
+        "a step of prompts is laid out for its graph": "_laid_out",
+        "a graph of prompts gets its step": "_fill",
+    },
     "shared.engine.cuda.graphs.DecodeGraphs": {
         "a batch is staged for its graph": "stage",
         "the plan of a batch is forgotten": "forget_plan",

@@ -83,14 +83,20 @@ class LateBench:
         parts = EngineParts(
             forward,
             copies,
-            model.decoder.run,
+            model.decoder,
             PlannedOnHost(platform.attention(model.config, self.cache, SLOTS), forward),
             DistinctPlaces(),
             platform.ops,
             self.cache,
         )
         capacity = Capacity(
-            SLOTS, CONTEXT_PAGES, 64, VOCAB_SIZE, scores_a_run=SCORES_A_RUN, staging_buffers=STAGING_BUFFERS
+            SLOTS,
+            CONTEXT_PAGES,
+            64,
+            VOCAB_SIZE,
+            scores_a_run=SCORES_A_RUN,
+            graph_tokens=(16, 32)[seed % 2],
+            staging_buffers=STAGING_BUFFERS,
         )
         self.device = CudaDevice(parts, capacity, EOS, matchers=ToyMatchers())
         self.device._sampling._masks._budget = ReluctantBudget(drawn, drawn.choice((0.0, 0.2, 0.6)))

@@ -109,6 +109,12 @@ def _sampled_before(stage: Any, extends: Any, step: Any, run: Any) -> Any:
     return stage(extends, step, run)
 
 
+def _pages_of_the_neighbour(
+    laid_out: Any, graphs: Any, size: int, token_ids: Any, query_lens: Any, kv_lens: Any, pages: Any, at: Any
+) -> Any:
+    return laid_out(graphs, size, token_ids, query_lens, kv_lens, [*pages[1:], pages[0]], at)
+
+
 def _prompts_come_first(sampled: Any, device: Any, step: Any, seconds: float) -> Any:
     found = sampled(device, step, seconds)
     if step.mode is not ForwardMode.MIXED:
@@ -159,6 +165,12 @@ MISTAKES: Mistakes = {
     "a plan of prompts is taken for that of the batch": {"the plan of a batch is forgotten": nothing},
     "a graph is replayed with the pages it was captured with": {
         "a kernel prepares a decode step": _captured_pages
+    },
+    "a graph of prompts is replayed with the step of its capture": {
+        "a graph of prompts gets its step": nothing
+    },
+    "a graph of prompts takes the pages of the neighbour": {
+        "a step of prompts is laid out for its graph": _pages_of_the_neighbour
     },
     "a request that joins keeps the length of the one before": {"a batch changes slots": _old_length},
     # on a GPU either may be the last; in torch the second is

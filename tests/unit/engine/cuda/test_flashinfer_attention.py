@@ -20,11 +20,12 @@ from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
 from shared.engine.streams import Stream
-from shared.primitives.errors import ConfigError
+from shared.primitives.errors import ConfigError, InvariantError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream
 
 PAGE_SIZE, WIDTH, REQUESTS, PAGES = 4, 16, 5, 90
+GRAPH_ROWS = 33 * REQUESTS
 BUCKETS = (2, 5)
 CONFIG = ModelConfig(
     architecture="MistralForCausalLM",
@@ -69,6 +70,12 @@ class HeadsOnStream:
         return q
 
 
+def whole_pool() -> tuple[Tensor, Tensor, Tensor]:
+    """Requests that have all rows of the graph, as before its capture."""
+    lens = torch.full((REQUESTS,), GRAPH_ROWS // REQUESTS)
+    return lens, lens, torch.full((REQUESTS, WIDTH), PAGES, dtype=torch.int32)
+
+
 class Steps:
     """Steps of random requests: launched on a late stream, and computed at once by `ReferenceAttention`."""
 
@@ -109,6 +116,11 @@ class Steps:
         self.static = {rows: self._static(rows) for rows in BUCKETS}
         self.decoders = {rows: self.attention.for_decode(batch) for rows, batch in self.static.items()}
         self.fits: list[bool] = []
+        self.graphs = 0  # steps of prompts that a graph computes
+        batch = self._graph_batch()
+        self.graph, self.graph_batch = self.attention.for_extend(batch, PAGE_SIZE * WIDTH), batch
+        if self.graph is not None:
+            self.graph.plan(self._padded(PagedBatch.of(*whole_pool(), PAGE_SIZE)))
         for rows in BUCKETS:  # as before a capture
             ones = torch.ones(rows, dtype=torch.int32)
             self.decoders[rows].plan(torch.arange(rows + 1, dtype=torch.int32), ones)
@@ -122,15 +134,52 @@ class Steps:
                 self.decode(self.random.sample(begun, self.random.randint(1, len(begun))))
             else:
                 picked = self.random.sample(range(REQUESTS), self.random.randint(1, REQUESTS))
-                self.extend(picked, [self.random.choice((1, 3, 9, 33)) for _ in picked])
+                lens = [self.random.choice((1, 3, 9, 33)) for _ in picked]
+                self.extend(picked, lens, by_graph=self.random.random() < 0.5)
         self.stream.synchronize()
 
-    def extend(self, requests: Sequence[int], lens: Sequence[int]) -> None:
-        """An EXTEND step."""
+    def extend(self, requests: Sequence[int], lens: Sequence[int], *, by_graph: bool = False) -> None:
+        """An EXTEND step; by a graph if there is one."""
         host = self._batch(requests, lens)
+        if self.graph is not None and by_graph:
+            self._extend_by_graph(host)
+            return
         device = self._on_device(host)
         planned = self.attention.plan_extend(host, device)
         self._attend(host, planned, 0)
+
+    def _extend_by_graph(self, host: PagedBatch) -> None:
+        assert self.graph is not None
+        self.graphs += 1
+        padded = self._padded(host)
+        self.graph.plan(padded)
+        if not isinstance(
+            self.library, FakeFlashInfer
+        ):  # the package looks at the shape of what no graph has captured
+            for wrapper in self.graph._wrappers.values():
+                wrapper._qo_indptr_last = GRAPH_ROWS  # type: ignore[attr-defined]
+        for name in ("kv_indices", "batch_indices", "positions"):
+            source = getattr(padded, name)
+            self.stream.upload(getattr(self.graph_batch, name)[: len(source)], source)
+        self._attend(host, self.graph, GRAPH_ROWS - len(host.positions))
+
+    def _padded(self, host: PagedBatch) -> PagedBatch:
+        """A request of padding first, others behind, and rows of padding, which belong to the first."""
+        rows, requests = len(host.positions), len(host.kv_last_page_len)
+        behind = REQUESTS - requests
+        more = torch.arange(1, behind + 1, dtype=torch.int32)
+        page, ones = torch.full((1,), PAGES, dtype=torch.int32), torch.ones(behind + 1, dtype=torch.int32)
+        kv_indptr = torch.cat([host.kv_indptr.new_zeros(1), host.kv_indptr + 1])
+        zeros = torch.zeros(GRAPH_ROWS - rows, dtype=torch.int32)
+        return PagedBatch(
+            PAGE_SIZE,
+            torch.cat([host.qo_indptr[:1], host.qo_indptr, host.qo_indptr[-1].expand(behind)]),
+            torch.cat([kv_indptr, kv_indptr[-1] + more]),
+            torch.cat([page, host.kv_indices, page.expand(behind)]),
+            torch.cat([ones[:1], host.kv_last_page_len, ones[1:]]),
+            torch.cat([host.batch_indices + 1, zeros]),
+            torch.cat([host.positions, zeros]),
+        )
 
     def decode(self, requests: Sequence[int]) -> None:
         """A DECODE step in the smallest bucket; rows behind are padding."""
@@ -180,6 +229,17 @@ class Steps:
             self.stream.upload(array, getattr(host, name))
         return replace(host, **arrays)
 
+    def _graph_batch(self) -> PagedBatch:
+        lens = (
+            REQUESTS + 2,
+            REQUESTS + 2,
+            REQUESTS * WIDTH + REQUESTS + 1,
+            REQUESTS + 1,
+            GRAPH_ROWS,
+            GRAPH_ROWS,
+        )
+        return PagedBatch(PAGE_SIZE, *(torch.zeros(each, dtype=torch.int32) for each in lens))
+
     def _static(self, rows: int) -> PagedBatch:
         request = torch.arange(rows + 1, dtype=torch.int32)
         zeros = torch.zeros(rows, dtype=torch.int32)
@@ -196,6 +256,7 @@ def test_each_step_reads_its_own_plan(seed: int, deterministic: bool) -> None:
     steps.run(60)
     assert steps.equal()
     assert all(steps.fits)
+    assert (steps.graphs > 5) is not deterministic
 
 
 def test_without_the_guard_a_plan_is_overwritten_before_it_is_copied() -> None:
@@ -311,7 +372,8 @@ def test_keys_are_split_where_most_are_not_the_step_s_own(
     steps = Steps(0)
     steps.kv_lens[:2] = cached
     steps.extend([0, 1], lens)
-    assert {wrapper.splits[-1] for wrapper in steps.library.prefills} == {split}
+    eager = [wrapper for wrapper in steps.library.prefills if not wrapper.static]
+    assert {wrapper.splits[-1] for wrapper in eager} == {split}
 
 
 @pytest.mark.parametrize(
@@ -350,3 +412,11 @@ def test_what_flashinfer_can_compute_is_not_refused() -> None:
     for rotary_dim in (16, 64, 96):  # StableLM, GLM, Phi-4-mini
         ropes = (Rope(1e4, rotary_dim, None),)
         check_bounds(replace(CONFIG, head_dim=128, ropes=ropes), torch.bfloat16, (8, 0))
+
+
+def test_a_graph_of_prompts_refuses_a_plan_that_it_does_not_fit() -> None:
+    steps = Steps(0)
+    assert steps.graph is not None
+    steps.library.extra_info = 8
+    with pytest.raises(InvariantError, match="where a graph keeps"):
+        steps.graph.plan(steps._padded(steps._batch([0], [5])))

@@ -32,7 +32,9 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
         seen.update(moves=bench.moves, retractions=bench.retractions, prefixes=bench.reused)
         seen.update(told=bench.told, scored=bench.scored, opened=bench.opened, sat_out=bench.sat_out)
         seen.update(mixed=bench.mixed)
-        seen.update({f"graph of {rows}": steps for rows, steps in bench.device.counters.graph_steps.items()})
+        counters = bench.device.counters
+        seen.update({f"graph of {rows}": steps for rows, steps in counters.graph_steps.items()})
+        seen.update({f"prompts by {how}": steps for how, steps in counters.extend_graph_steps.items()})
     rare = {
         what: seen[what]
         for what in (
@@ -45,6 +47,7 @@ def test_tokens_are_those_of_each_request_alone(model: LateModel) -> None:
             "sat_out",
             "mixed",
             *map("graph of {}".format, (1, 2, 4, 5)),
+            *map("prompts by {}".format, (16, 32, "eager")),
         )
     }
     assert min(rare.values()) > SEEDS / 5, rare
@@ -58,7 +61,8 @@ def test_a_mixed_step_waits_for_nothing_of_its_own(model: LateModel, guards: str
     params, prompt = SamplingParams(max_new_tokens=9, seed=0, temperature=0.0), (5, 6, 7)
     if guards == "one":
         attention = device._parts.attention.attention  # type: ignore[attr-defined]
-        attention._extend_plan._guard = attention._decode_plan._guard
+        for plan in (attention._extend_plan, attention._graph_plan):
+            plan._guard = attention._decode_plan._guard
     for slot, mode, decode_slots in ((0, ForwardMode.EXTEND, ()), (1, ForwardMode.MIXED, (0,))):
         stream.synchronize()
         before, step = stream.done, step + 1

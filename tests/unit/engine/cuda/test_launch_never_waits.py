@@ -129,8 +129,8 @@ def device_on(where: str, folder: Path, stream: InlineStream) -> CudaDevice:
             dtype=torch.float32,
         )
     attention = ReferenceAttention(config, cache, stream, SLOTS)
-    parts = EngineParts(stream, stream, model.run, attention, ReferenceKernels(), ops, cache)
-    return CudaDevice(parts, Capacity(SLOTS, WIDTH, 64, VOCAB_SIZE), frozenset({3}))
+    parts = EngineParts(stream, stream, model, attention, ReferenceKernels(), ops, cache)
+    return CudaDevice(parts, Capacity(SLOTS, WIDTH, 64, VOCAB_SIZE, graph_tokens=32), frozenset({3}))
 
 
 class _Moved:
