@@ -247,9 +247,11 @@ class FreePlaces:
         self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker], at_once: bool
     ) -> list[Worker]:
         """Those that a prompt surely goes to: none where another one that has no turn yet may be worth waiting for."""
+        if live.avoided:
+            return []  # nobody is woken when another one, which had room, has none any more
         if len(with_room) < 2:
             return with_turn
-        if live.output or live.avoided:
+        if live.output:
             return []
         cached = self.expected(live, own=not self.ways(live)[0])
         tokens = len(live.request.token_ids)
