@@ -33,6 +33,7 @@ LOOK_SECONDS = 0.05  # between two looks at the pods
 RATE = 9.0  # requests a second
 SLOTS = 64  # of a pod in `tight_pods`
 OF_RETRACTED = "beside room, of the time with something retracted"
+SLOWNESS = 4.0  # times as long: steps of a slow pod
 FREE_SHARE = 0.2  # of a pool: a pod with more has room for what another one has retracted
 
 
@@ -121,6 +122,48 @@ def _shares_of_ample(figures: Mapping[str, Figures]) -> Figures:
     }
 
 
+def _slow_pods(size: ScenarioSize) -> Mapping[str, ClusterShape]:
+    """Of four pods of a role one takes four times as long, so three and a quarter are there; and none does."""
+
+    def trace(rng: random.Random) -> Iterator[TracedRequest]:
+        for index, at in enumerate(poisson(rng, 40.0, seconds)):
+            yield TracedRequest(
+                number=index,
+                at=at,
+                prompt_len=rng.randint(500, 3_500),
+                output_len=rng.randint(50, 250),
+                max_new_tokens=256,
+            )
+
+    seconds = 30 * size.length
+    worker = WorkerShape(config=DecodeConfig(), pool_tokens=262_144, times=TIMES, page_bytes=PAGE_BYTES)
+    shape = ClusterShape(
+        prefill=replace(worker, config=PREFILL),
+        decode=worker,
+        prefill_workers=PODS,
+        decode_workers=PODS,
+        fabric=FabricSpeed(bytes_per_second=40e9),
+        trace=trace,
+        seconds=seconds,
+        warmup_seconds=seconds / 6,
+    )
+    slow = replace(shape, slowness={"prefill-0": SLOWNESS, "decode-0": SLOWNESS})
+    return {
+        "even": shape,
+        "slow": slow,
+        "slow, fallback": replace(slow, router={"local_prefill": "fallback"}),
+    }
+
+
+def _given(figures: Mapping[str, Figures]) -> Figures:
+    """How much more a fast pod computed than the slow one, and how long clients waited."""
+    return {
+        f"{name}: {key}": figures[name][key]
+        for name in figures
+        for key in ("computed_most_by_least", "rows_most_by_least", "ttft_p50", "ttft_p99", "itl_p99")
+    }
+
+
 BALANCE_SCENARIOS: dict[str, LoadScenario] = {
     "balance": LoadScenario(
         about="four decode pods and heavy-tailed outputs without max_tokens: a full pod beside one with room",
@@ -131,5 +174,10 @@ BALANCE_SCENARIOS: dict[str, LoadScenario] = {
         about="four decode pods of 64 slots, a backlog, and 60 % of the KV that they demand; and ample ones",
         runs=_tight_pods,
         compared=_shares_of_ample,
+    ),
+    "slow_pods": LoadScenario(
+        about="one of four prefill pods and one of four decode pods take four times as long",
+        runs=_slow_pods,
+        compared=_given,
     ),
 }

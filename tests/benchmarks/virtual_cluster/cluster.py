@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from decode.scheduler import DecodeScheduler
 from prefill.scheduler import PrefillScheduler
@@ -49,6 +49,7 @@ class ClusterShape:
     decode_workers: int = 1
     router: dict[str, object] = field(default_factory=dict)  # settings
     fabric: FabricSpeed = field(default_factory=FabricSpeed)
+    slowness: Mapping[str, float] = field(default_factory=dict)  # of workers by uid: times as long as others
     faults: tuple[Callable[[VirtualCluster], None], ...] = ()  # each schedules what it does
     keeps_gaps: bool = False  # of every request, see `AnswerRecord.gaps`
     judges_tokens: bool = False  # see `AnswerRecord.different`
@@ -110,6 +111,7 @@ class VirtualCluster:
     def start_worker(self, role: WorkerRole, uid: str) -> None:
         """A worker comes up, and every router connects to it."""
         shape = self.shape.prefill if role == "prefill" else self.shape.decode
+        shape = replace(shape, times=shape.times.slower(self.shape.slowness.get(uid, 1.0)))
         epoch = self.rng.getrandbits(64)
         process = TimelineProcess(self.timeline, uid)
         worker = VirtualWorker(uid, epoch, shape, process, self.network, self.fabric)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 from shared.batch.schedule_batch import ScheduleBatch, SlotJoin
 from shared.scheduling.step_cost import sum_of_positions
@@ -42,6 +43,10 @@ class StepTimes:
     decode: float = 0.020
     decode_row: float = 0.0002
     copied_page: float = 0.0002  # to host memory, and back
+
+    def slower(self, factor: float) -> Self:
+        """Of a device on which everything takes `factor` times as long."""
+        return replace(self, **{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
     def of(self, batch: ScheduleBatch, context: int) -> float:
         """What the device takes for `batch`: passes of both kinds one after the other. Joins alone take no time.

@@ -325,6 +325,19 @@ GATES = (
         occurred=(("balanced", "migrations", "migrated balance"), ("left", "events", "retracted")),
     ),
     Gate(
+        scenario="slow_pods",
+        size=ScenarioSize(length=0.5),
+        at_least=(("slow: computed_most_by_least", 2.5), ("slow: rows_most_by_least", 2.5)),
+        at_most=(
+            ("slow: computed_most_by_least", 5.0),
+            ("slow: rows_most_by_least", 5.0),
+            ("even: computed_most_by_least", 1.2),
+            ("even: rows_most_by_least", 1.3),
+            ("slow: ttft_p99", 0.8),
+        ),
+        occurred=(("slow", "local_prompts"), ("slow", "migrations", "migrated packed")),
+    ),
+    Gate(
         scenario="ageing",
         size=ScenarioSize(length=0.5),
         at_most=(("long_by_that_without", 0.4),),
