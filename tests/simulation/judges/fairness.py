@@ -282,6 +282,8 @@ class JudgedRouterCore(JudgedCaches):
         for other in firsts.values():
             if turn(other) >= turn(live) or other.tenant.running > live.tenant.running:
                 continue
+            if other.avoided and state is RequestState.WAITING:
+                continue  # a worker that has failed it takes it once another one, which had room, has none
             self.judged["a turn was before"] += 1
             assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
 
