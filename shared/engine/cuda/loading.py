@@ -12,7 +12,7 @@ from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_id
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.memory import FittedPool, room_for
+from shared.engine.cuda.memory import FittedPool, graph_tokens, room_for
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.decoder import DecoderModel
 from shared.engine.model.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
@@ -117,9 +117,8 @@ def assemble(
     width = pages_for_tokens(room.context_len, config.page_size)
     # as many logits as a DECODE step has: memory is set apart for them
     scores_a_run = max(SCORES_A_RUN, config.slots)
-    capacity = Capacity(
-        config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run, platform.graph_tokens
-    )
+    by_graph = graph_tokens(shape, platform.graph_tokens)
+    capacity = Capacity(config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run, by_graph)
     device = CudaDevice(parts, capacity, source.eos_token_ids, matchers=source.matchers, on_logits=on_logits)
     return device, cache, room
 

@@ -13,7 +13,10 @@ from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda.step_kernels import STATE_WORDS
 from shared.kv.page_pool import pages_for_tokens
 
-GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes: more keep a GPU busy while the host launches
+GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes, at most
+# What a GPU computes while the host launches a layer. Where a step has more of it, launches cost nothing, and what a
+# graph computes for its padding does.
+LAUNCH_FLOP = 2e11
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
@@ -39,6 +42,11 @@ class FittedPool:
     context_len: int
     words: str
     memory: dict[str, int]  # bytes by what they are for
+
+
+def graph_tokens(shape: ModelConfig, most: int) -> int:
+    """Tokens of an EXTEND step up to which the host's launches take longer than the device, and at most `most`."""
+    return min(most, int(LAUNCH_FLOP * shape.layers / (2 * shape.parameters)))
 
 
 def room_for(
@@ -100,7 +108,8 @@ def _reserve(
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
     row = 4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size
-    tokens = config.extend_tokens + min(config.extend_tokens, GRAPH_TOKENS)  # graphs keep memory of their own
+    # graphs keep memory of their own
+    tokens = config.extend_tokens + min(config.extend_tokens, graph_tokens(shape, GRAPH_TOKENS))
     words = STATE_WORDS + pages_for_tokens(context_len, config.page_size) + context_len + 1
     reserve = {
         "workspace": workspace,
