@@ -75,7 +75,7 @@ PARTS = (
     compiled("compile", "bfloat16"),
     pytest_part("kernels", 3, ARITHMETIC, only="kernels or words or told"),
     pytest_part("device", 4, "tests/gpu/test_cuda_device.py"),
-    offline("0.6B", "steps,alone,filtered", 6, "--runs", "2"),
+    offline("0.6B", "steps,prompts,alone,filtered", 6, "--runs", "2"),
     offline("0.6B", "profile", 3),
     Part(
         "deployment", 6, "tests.gpu.deployment", (), ("--model", "tiny", "--device", "cuda-on-cpu", "--small")

@@ -44,8 +44,9 @@ CHUNK = 8192
 STEP_BATCHES = (1, 64, 256)
 STEP_CONTEXT = 1024
 STEPS = 50
+PROMPT_REPEATS = 6  # the first is left out
 SHORTEST = 100
-PARTS = ("steps", "profile", "alone", "filtered", "disaggregated")
+PARTS = ("steps", "prompts", "profile", "alone", "filtered", "disaggregated")
 WITH_TWO_ON_A_GPU = (0.45, 0.9)  # what of it may be in use once a device is loaded: the first leaves half
 FILTERS = {"top_k": 20, "top_p": 0.95}  # of Qwen3's generation_config.json
 _TINY = {
@@ -163,6 +164,19 @@ class ByHand:
         """Wait for all that was launched."""
         self.wait_for(self._step)
 
+    def cache_prompts(self, prompts: list[tuple[int, ...]], cached: int) -> None:
+        """Slot i gets prompt i, with pages for all of it and its first `cached` tokens in them."""
+        for slot, prompt in enumerate(prompts):
+            pages = -(-len(prompt) // PAGE_SIZE) + 1
+            params = SamplingParams(max_new_tokens=1, seed=slot, temperature=0.6)
+            join = SlotJoin(slot, tuple(range(slot * pages, (slot + 1) * pages)), 0, params, len(prompt))
+            if cached:
+                row = ExtendRow(slot, prompt[:cached], 0, False)
+                self.launch(ForwardMode.EXTEND, joins=(join,), extend=(row,))
+            else:
+                self.launch(ForwardMode.PREBUILT, joins=(join,))
+        self.finish()
+
     def prefill(self, sequences: list[Sequence]) -> None:
         """Slot i gets sequence i, with pages for all of it; as many prompts in a step as its input holds."""
         assert sum(each.pages for each in sequences) <= self._pages, "the workload exceeds the pool"
@@ -231,6 +245,30 @@ def measure_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], co
         )
 
 
+def measure_prompts(by_hand: ByHand, vocab_size: int, longest: int, slots: int) -> None:
+    """Milliseconds from the launch of prompts until their tokens are read, the least of five, and how they ran."""
+    drawn = Random(3)
+    alone = [(1, 0, tokens) for tokens in (16, 100, 256, 512, 1024, 2048)]
+    behind = [(1, cached, tokens) for cached in (1024, 2048, 4096, 8192) for tokens in (16, 128)]
+    for many, cached, tokens in [*alone, (8, 0, 128), (16, 0, 20), *behind]:
+        if cached + tokens > longest or many > slots:
+            continue
+        prompts = [tuple(drawn.randrange(vocab_size) for _ in range(cached + tokens)) for _ in range(many)]
+        milliseconds = []
+        by_graph = by_hand.device.counters.extend_graph_steps.copy()
+        for _ in range(PROMPT_REPEATS):
+            by_hand.cache_prompts(prompts, cached)
+            began = perf_counter()
+            rows = tuple(
+                ExtendRow(slot, prompt[cached:], cached, True) for slot, prompt in enumerate(prompts)
+            )
+            by_hand.launch(ForwardMode.EXTEND, extend=rows)
+            by_hand.finish()
+            milliseconds.append(1e3 * (perf_counter() - began))
+        counted = by_hand.device.counters.extend_graph_steps - by_graph
+        say(f"{many} x {tokens} tokens behind {cached}: {min(milliseconds[1:]):.2f} ms; {dict(counted)}")
+
+
 def profile_steps(by_hand: ByHand, vocab_size: int, batches: tuple[int, ...], context: int) -> None:
     """Where the device's time goes: in one prompt, in DECODE steps, and in steps that filter."""
     drawn = Random(2)
@@ -296,6 +334,8 @@ def on_one_device(setting: Setting, make: Callable[[], Platform], parts: set[str
     context, vocab_size = min(STEP_CONTEXT, setting.context // 4), setting.config.vocab_size
     if "steps" in parts:
         measure_steps(by_hand, vocab_size, batches, context)
+    if "prompts" in parts:
+        measure_prompts(by_hand, vocab_size, setting.context, len(setting.sequences))
     if "profile" in parts:
         profile_steps(by_hand, vocab_size, batches, context)
     for part, name in (("alone", "device alone"), ("filtered", "device alone, top_k 20, top_p 0.95")):

@@ -1,0 +1,180 @@
+"""Single kernels on a GPU: products of few rows beside the library's, filters, and torch's products of other formats.
+
+    python -m tests.benchmarks.gpu.kernels                  a GPU; all parts
+    python -m tests.benchmarks.gpu.kernels --parts products,filters
+
+A part launches a kernel often in one graph, over matrices that no cache holds together, and tells the least of five.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from shared.engine.cuda.gemv import Gemv
+from shared.engine.cuda.step_kernels import CudaKernels
+
+LAUNCHES_MAX = 40
+UNCACHED_BYTES = 400 * 2**20  # of the matrices of one measurement together
+REPEATS = 5
+SHAPES = {  # inputs and outputs of a layer's products, and of the head
+    "0.6B qkv": (1024, 4096),
+    "0.6B output": (2048, 1024),
+    "0.6B gate, up": (1024, 6144),
+    "0.6B down": (3072, 1024),
+    "0.6B head": (1024, 151_936),
+    "14B qkv": (5120, 7168),
+    "14B output": (5120, 5120),
+    "14B gate, up": (5120, 34_816),
+    "14B down": (17_408, 5120),
+    "70B gate, up": (8192, 57_344),
+}
+VOCAB_SIZE = 151_936
+FILTERS = {
+    "k 20, p 0.95": (20, 0.95),
+    "p 0.95": (VOCAB_SIZE, 0.95),
+    "k 5000": (5000, 1.0),
+    "k 1000, p 0.9": (1000, 0.9),
+}
+EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768  # of Qwen3-30B-A3B
+E4M3 = torch.float8_e4m3fn
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def microseconds(launch: Callable[[int], object], count: int) -> float:
+    """Of one launch, by a graph of so many; `launch` gets its number."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream), torch.inference_mode():
+        for each in range(count):
+            launch(each)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for each in range(count):
+                launch(each)
+        graph.replay()
+        times: list[float] = []
+        for _ in range(REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+    return 1e3 * min(times) / count
+
+
+def matrices(inputs: int, outputs: int, dtype: torch.dtype) -> list[Tensor]:
+    """So many that no cache holds them."""
+    count = max(2, min(LAUNCHES_MAX, UNCACHED_BYTES // (inputs * outputs * dtype.itemsize)))
+    return [torch.randn(outputs, inputs, device="cuda").mul_(0.02).to(dtype) for _ in range(count)]
+
+
+def products() -> None:
+    """One to four rows: the library, and the kernel of our own."""
+    gemv = Gemv.compiled(torch.device("cuda"))
+    for name, (inputs, outputs) in SHAPES.items():
+        weights = matrices(inputs, outputs, torch.bfloat16)
+        for rows in (1, 2, 4):
+            x = torch.randn(rows, inputs, device="cuda").bfloat16()
+            y = x.new_empty(rows, outputs)
+
+            def library(at: int, x: Tensor = x, weights: list[Tensor] = weights) -> Tensor:
+                return torch.nn.functional.linear(x, weights[at])
+
+            def ours(at: int, x: Tensor = x, y: Tensor = y, weights: list[Tensor] = weights) -> Tensor:
+                return gemv(x, weights[at], None, y)
+
+            theirs, own = (microseconds(each, len(weights)) for each in (library, ours))
+            chosen = "ours" if rows <= gemv.rows_max(weights[0]) else "the library"
+            say(f"{name}, {rows} rows: library {theirs:.1f} us, ours {own:.1f} us; {chosen} is taken")
+
+
+def filters() -> None:
+    """`filter_rows` alone, without the copy that brings the logits back."""
+    kernels = CudaKernels.compiled(torch.device("cuda"))
+    for name, (top_k, top_p) in FILTERS.items():
+        for rows in (1, 64, 256):
+            logits = torch.randn(rows, VOCAB_SIZE, device="cuda")
+            spare, each = logits.clone(), torch.arange(rows, dtype=torch.int32, device="cuda")
+            many = torch.full((rows,), top_k, dtype=torch.int32, device="cuda")
+            factors = torch.tensor([[1.0] * rows, [top_p] * rows, [-torch.inf] * rows], device="cuda")
+
+            def copy(_: int, spare: Tensor = spare, logits: Tensor = logits) -> Tensor:
+                return spare.copy_(logits)
+
+            def both(
+                _: int,
+                spare: Tensor = spare,
+                logits: Tensor = logits,
+                asked: tuple[Tensor, ...] = (each, many, factors),
+            ) -> None:
+                spare.copy_(logits)
+                kernels.filter_rows(spare, *asked)
+
+            say(f"{name}, {rows} rows: {microseconds(both, 5) - microseconds(copy, 5):.0f} us")
+
+
+def formats() -> None:
+    """torch's products in FP8, beside those in bfloat16, and its grouped product of experts."""
+    one = torch.ones((), device="cuda")
+    for name, (inputs, outputs) in SHAPES.items():
+        wide, narrow = matrices(inputs, outputs, torch.bfloat16), matrices(inputs, outputs, E4M3)
+        by_output = torch.ones(1, outputs, device="cuda")
+        for rows in (1, 64, 2048):
+            x = torch.randn(rows, inputs, device="cuda").bfloat16()
+            x8, by_row = x.to(E4M3), torch.ones(rows, 1, device="cuda")
+
+            def by_rows(
+                at: int, x8: Tensor = x8, w: list[Tensor] = narrow, s: Tensor = by_row, o: Tensor = by_output
+            ) -> Tensor:
+                return torch._scaled_mm(x8, w[at].t(), scale_a=s, scale_b=o, out_dtype=torch.bfloat16)
+
+            def by_tensor(at: int, x8: Tensor = x8, w: list[Tensor] = narrow) -> Tensor:
+                return torch._scaled_mm(x8, w[at].t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+
+            def in_16_bits(at: int, x: Tensor = x, w: list[Tensor] = wide) -> Tensor:
+                return torch.nn.functional.linear(x, w[at])
+
+            a, b, c = (
+                microseconds(in_16_bits, len(wide)),
+                microseconds(by_rows, len(narrow)),
+                microseconds(by_tensor, len(narrow)),
+            )
+            say(f"{name}, {rows} rows: bfloat16 {a:.1f}, FP8 with a scale a row {b:.1f}, with one {c:.1f} us")
+    up, down = (
+        torch.randn(EXPERTS, *shape, device="cuda").mul_(0.02).bfloat16()
+        for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+    )
+    for tokens in (1, 4, 16, 64, 256, 2048):
+        experts = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten()
+        ends = torch.bincount(experts, minlength=EXPERTS).cumsum(0).int()
+        x, inner = (torch.randn(tokens * CHOSEN, size, device="cuda").bfloat16() for size in (HIDDEN, INNER))
+        total = microseconds(lambda _, x=x, ends=ends: torch._grouped_mm(x, up.mT, offs=ends), 10)  # type: ignore[misc]
+        total += microseconds(lambda _, x=inner, ends=ends: torch._grouped_mm(x, down.mT, offs=ends), 10)  # type: ignore[misc]
+        say(
+            f"experts of {tokens} tokens: {total:.0f} us for {int((torch.bincount(experts) > 0).sum())} experts"
+        )
+
+
+PARTS = {"products": products, "filters": filters, "formats": formats}
+
+
+def main(asked: Iterable[str]) -> None:
+    """Measure the parts that are asked for."""
+    for part in asked:
+        PARTS[part]()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}; default: all")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.exit(0, "skipped: torch finds no GPU\n")
+    main(given.parts.split(","))
