@@ -30,7 +30,7 @@ DRAWN = SamplingParams(max_new_tokens=64, seed=5, temperature=0.8)
 class SmallDevice:
     """Slot i has its own prompt and pages; what is sampled is kept by slot, with the logits."""
 
-    def __init__(self, platform: Platform, folder: Path, slots: int) -> None:
+    def __init__(self, platform: Platform, folder: Path, slots: int, *, context_len: int = 64) -> None:
         tiny_model(FAMILY, folder)
         config = read_model_config(folder)
         dtypes = dtypes_on_cuda("auto", "auto", stored=torch.float32, capability=platform.capability)
@@ -39,7 +39,7 @@ class SmallDevice:
             PAGE_SIZE,
             slots,
             host_fraction=0.5,
-            context_len=64,
+            context_len=context_len,
             extend_tokens=slots * 32,
         )
         with Weights(folder, str(platform.device)) as weights:

@@ -92,6 +92,15 @@ def test_a_graph_of_prompts_gives_the_logits_of_a_step_run_eagerly(
     assert torch.isnan(small.cache.store[SLOTS * PAGES_EACH : small.cache.pages]).all()
 
 
+@pytest.mark.parametrize("context_len", [49, 50])
+def test_graphs_of_prompts_are_captured_where_a_context_fills_no_page(
+    platform: Platform, tmp_path: Path, context_len: int
+) -> None:
+    small = SmallDevice(platform, tmp_path, SLOTS, context_len=context_len)
+    small.prefill([0])
+    assert small.device.counters.extend_graph_steps["32"] == 1
+
+
 def test_padding_touches_no_page_of_the_pool(small: SmallDevice) -> None:
     slots = (0, 3, 7)
     small.prefill(slots)

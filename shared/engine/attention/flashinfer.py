@@ -7,7 +7,8 @@ models, and a plan holds for one window: so there is a wrapper, with a plan, for
 DECODE has wrappers for each batch size, over static arrays, whose kernels are captured in graphs. A graph keeps the
 numbers that `plan` returned: where the parts of the plan lie, and how many blocks are launched. For FlashInfer in graph
 mode they depend on the batch size alone; it is checked at every plan all the same, as TensorRT-LLM found it was not
-always so (TensorRT-LLM#18002). EXTEND runs eagerly.
+always so (TensorRT-LLM#18002). EXTEND has wrappers for each number of tokens whose graph is captured; where no graph
+holds a step, and where a row may not depend on the rest of the batch, it runs eagerly.
 
 Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh), whose plans 0.6.14 has as well.
 """
@@ -41,7 +42,8 @@ HEAD_DIMS = (64, 128, 256)
 ROTARY_DIM_MULTIPLE = 16  # a lane rotates up to 8 numbers, all of one half (head_kernels.cu)
 DTYPES = (torch.bfloat16, torch.float16)
 
-_ENTRIES_BYTES = 2**14  # of a plan, that name the requests of blocks: they lie first
+_ENTRIES_BYTES = 2**14  # of a plan, that name the requests and tiles of blocks: they lie first
+_ENTRY_BYTES = 8  # a request and a tile
 
 Capability = tuple[int, int]  # compute capability of a GPU
 Window = int | None
@@ -268,6 +270,11 @@ class FlashInferAttention:
                     max_token_per_sequence=longest,
                     **self._settings(window, split=False),
                 )
+                if (blocks := wrapper._plan_info[0]) * _ENTRY_BYTES > _ENTRIES_BYTES:
+                    raise InvariantError(
+                        f"a graph of prompts has {blocks} blocks a head: no more than "
+                        f"{_ENTRIES_BYTES // _ENTRY_BYTES} are foreseen"
+                    )
 
     # ---- wrappers ------------------------------------------------------------------------------------------------
 
@@ -301,6 +308,7 @@ class FlashInferAttention:
             backend="fa2",
         )
         wrapper.reset_workspace_buffer(self._floats, self._extend_ints[window])
+        wrapper._pin_memory_int_workspace_buffer.zero_()
         return wrapper
 
     def _prefill(self, index: int) -> dict[Window, PrefillWrapper]:
@@ -404,22 +412,23 @@ class FlashInferExtendGraph:
         self._attention = attention
         self._batch = batch
         self._wrappers = wrappers
-        self._planned = False
+        # what the graph keeps: of the first plan, before its capture
+        self._captured: list[list[int]] | None = None
 
     def plan(self, host: PagedBatch) -> None:
         """See `ExtendAttention`. What a graph keeps of a plan depends on its rows and requests alone."""
-        before = [list(wrapper._plan_info) for wrapper in self._wrappers.values() if self._planned]
         self._attention.plan_graph(self._wrappers, self._batch, host)
-        found = [list(wrapper._plan_info) for wrapper in self._wrappers.values()]
-        if self._planned and found != before:
-            raise InvariantError(f"FlashInfer planned {found} where a graph keeps {before}")
-        self._planned = True
+        planned = [list(wrapper._plan_info) for wrapper in self._wrappers.values()]
+        self._captured = self._captured or planned
+        if planned != self._captured:
+            raise InvariantError(f"FlashInfer planned {planned} where a graph keeps {self._captured}")
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
         view = self._attention.view(layer)
         q = self._attention.heads.write(q, k, v, transform, self._batch, view)
-        return self._wrappers[self._attention.window(layer)].run(q, view, out=torch.empty_like(q))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        return self._wrappers[self._attention.window(layer)].run(q, view, out=out)
 
 
 class FlashInferExtend:

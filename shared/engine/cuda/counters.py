@@ -17,7 +17,8 @@ GRAPH_STEPS = CounterMetric(
 )
 EXTEND_GRAPH_STEPS = CounterMetric(
     "segue_extend_graph_steps_total",
-    "Parts of steps with prompts, by the tokens of the CUDA graph that ran them; eager: without one.",
+    "Parts of steps with prompts, by the tokens of the CUDA graph that ran them; eager: none holds so many tokens, "
+    "keys or requests.",
     ("tokens",),
 )
 EAGER = "eager"

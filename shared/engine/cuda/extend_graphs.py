@@ -1,9 +1,9 @@
 """EXTEND as graphs: one for each bucket of tokens, captured at start, so that short prompts do not wait for launches.
 
 A step of n tokens runs in the smallest bucket that holds them. Its first request is padding, and so are the requests
-and the tokens behind those that are asked for: they read and write the padding page. All that differs between steps
-lies in one static array, which one copy fills before the graph is replayed. A graph ends with what the sampled tokens'
-logits are computed of; the logits follow eagerly, into the rows where they belong.
+and the tokens behind those that are asked for: they read and write the padding page. What differs between steps lies
+in attention's plan and in one static array, which one copy fills before the graph is replayed. A graph ends with what
+the sampled tokens' logits are computed of; the logits follow eagerly, into the rows where they belong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def static_words(tokens: int, pages: int) -> int:
 
 
 class _Views:
-    """The parts of a step's array, a tensor or an array of numpy, int32."""
+    """The parts of a step's array, int32."""
 
     def __init__(self, words: Tensor, tokens: int) -> None:
         sizes = [tokens, tokens, tokens, REQUESTS, _SLOTS + 1, _SLOTS + 1, _SLOTS]
@@ -94,10 +94,9 @@ class ExtendGraphs:
             words = static_words(self._sizes[-1], self._pages_max)
             self._words = torch.zeros(words, dtype=torch.int32, device=parts.cache.store.device)
         for size in reversed(self._sizes):
-            if (bucket := self._capture(size)) is None:
-                self._sizes = []
-                return
-            self._buckets[size] = bucket
+            if (bucket := self._capture(size)) is not None:
+                self._buckets[size] = bucket
+        self._sizes = sorted(self._buckets)
 
     @property
     def _pages_max(self) -> int:
@@ -181,10 +180,14 @@ class ExtendGraphs:
         self._parts.model.head(x[:sampled], residual[:sampled], logits)
 
     def _capture(self, size: int) -> _TokenBucket | None:
-        """Run the bucket once with one request of all tokens, in the padding page, then capture it."""
-        tokens = min(size, self._width * self._page_size)
-        lens = np.array([tokens] * (size // tokens) + [size % tokens] * (size % tokens > 0), dtype=np.int64)
-        if len(lens) > REQUESTS:
+        """Run the bucket once with requests that share all tokens, in the padding page, then capture it.
+
+        None: so few requests cannot have so many tokens, or attention has no graph.
+        """
+        lens = np.full(REQUESTS, size // REQUESTS, dtype=np.int64)
+        lens[: size % REQUESTS] += 1
+        # as many tokens as a context has whose last page may hold one alone: angles are known of no more
+        if lens[0] > (self._width - 1) * self._page_size + 1:
             return None
         pages = [
             np.full(-(-int(each) // self._page_size), self._padding_page, dtype=np.int32) for each in lens

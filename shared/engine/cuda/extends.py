@@ -58,7 +58,7 @@ class ExtendStep:
 
 
 class Extends:
-    """For one device. A plan of an eager step overwrites that of a DECODE step, which is told before."""
+    """For one device. A plan of an eager step may overwrite that of a DECODE step, which is told before."""
 
     def __init__(
         self,

@@ -58,6 +58,8 @@ class Gemv:
         assert x.dtype == weight.dtype
         assert x.stride(1) == y.stride(1) == 1
         assert x.stride(0) % _LOADED == 0
+        assert x.data_ptr() % _ALIGNED == 0
+        assert 0 < rows <= ROWS_MAX
         assert weight.shape[1] == inputs
         assert y.shape == (rows, outputs)
         split = self._split(inputs, outputs)

@@ -14,8 +14,8 @@ from shared.engine.cuda.step_kernels import STATE_WORDS
 from shared.kv.page_pool import pages_for_tokens
 
 GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes, at most
-# What a GPU computes while the host launches a layer. Where a step has more of it, launches cost nothing, and what a
-# graph computes for its padding does.
+# What a GPU computes while the host launches a layer, as found on one H100. Where a step has more of it, launches cost
+# nothing, and what a graph computes for its padding does: little, so another GPU's own number matters little.
 LAUNCH_FLOP = 2e11
 GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at first use: an estimate
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
@@ -108,8 +108,9 @@ def _reserve(
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
     row = 4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size
-    # graphs keep memory of their own
-    tokens = config.extend_tokens + min(config.extend_tokens, graph_tokens(shape, GRAPH_TOKENS))
+    tokens = config.extend_tokens
+    if workspace:  # on a GPU graphs keep memory of their own
+        tokens += min(tokens, graph_tokens(shape, GRAPH_TOKENS))
     words = STATE_WORDS + pages_for_tokens(context_len, config.page_size) + context_len + 1
     reserve = {
         "workspace": workspace,
