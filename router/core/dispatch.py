@@ -283,6 +283,7 @@ class RouterCore:
             waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)
             self._serve(waiting, self._begin, attempts, now)
+            self._placeable |= attempts.look_again
             self._backpressure.waiting_passed(attempts, now)
             self._stranded_streams.look(now)
 

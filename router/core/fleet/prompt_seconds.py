@@ -1,13 +1,11 @@
 """In how many seconds a worker would have computed a prompt, and decode have its pages.
 
     (tokens queued there + w x tokens not cached there) / extend_rate + what their positions add  either worker
-    + what the tokens not cached take, for each prompt in front of it                             either worker
     + two steps and a twentieth of the time for which its streams wait                            of decode
     + seconds a fetch, and for each token that decode has to fetch                                of prefill
 
 w is `cache_miss_weight`: what is computed anew drives something else out of a cache, and a prefix that is in few of
-them leaves room for others. As many prompts will come behind it as are in front of it now, and wait for it; streams
-wait for it, too.
+them leaves room for others.
 
 Rates are what workers tell (`told_rates`). What a fetch costs is what a router sees of fetches of a KV group, from its
 command to `Joined`, so that a slow link and a line in front of it count for what they take. It is forgotten while there
@@ -97,7 +95,7 @@ class PromptSeconds:
         if not per_second:
             return inf
         new, queued = tokens - cached, worker.tokens_waiting if decodes else worker.tokens
-        seconds = (queued + (self._miss_weight + _in_front(worker)) * new) / per_second
+        seconds = (queued + self._miss_weight * new) / per_second
         seconds += position_seconds * sum_of_positions(cached, new)
         beside = decodes and load.running > 0
         return seconds + (_beside_streams(load, new, per_second) if beside else 0.0)
@@ -108,7 +106,7 @@ class PromptSeconds:
         per_second = worker.rates.rate(worker.hello, load).tokens_per_second
         if not per_second:
             return 0.0
-        weight = (self._miss_weight - 1 + _in_front(worker)) * (tokens - cached) / per_second
+        weight = (self._miss_weight - 1) * (tokens - cached) / per_second
         beside = worker.hello.role == "decode" and load.running > 0
         return weight + (_cost_to_streams(load, tokens - cached, per_second) if beside else 0.0)
 
@@ -125,11 +123,6 @@ class PromptSeconds:
         self._fetched.move_to_end(kv_group)
         if len(self._fetched) > GROUPS_MAX:
             self._fetched.popitem(last=False)
-
-
-def _in_front(worker: Worker) -> int:
-    """Prompts that the worker computes before a new one: as many are expected behind it."""
-    return len(worker.extending) if worker.hello.role == "decode" else worker.requests
 
 
 def _beside_streams(load: Load, tokens: int, per_second: float) -> float:

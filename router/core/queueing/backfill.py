@@ -31,6 +31,7 @@ class PlacementPass:
         self._room_below: dict[tuple[Group, str], int] = {}
         self._choosing: Counter[tuple[Group, str]] = Counter()  # of a tenant, that wait for a better worker
         self.taken: list[LiveRequest] = []  # those that were placed
+        self.look_again = False  # what was placed may have taken the room that one in front of it waits for
         self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
 
     @property
@@ -67,6 +68,7 @@ class PlacementPass:
     def placed(self, live: LiveRequest) -> None:
         """Note that a request went to a worker, past the first that found no room, if there is one."""
         self.taken.append(live)
+        self.look_again |= self._choosing.total() > 0
         front = self._front.get(live.need.group)
         if front is not None:
             front.backfilled += 1

@@ -46,6 +46,8 @@ class StepTimes:
 
     def slower(self, factor: float) -> Self:
         """Of a device on which everything takes `factor` times as long."""
+        if factor == 1:
+            return self
         return replace(self, **{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
     def of(self, batch: ScheduleBatch, context: int) -> float:

@@ -47,8 +47,10 @@ class JudgedPauses:
             )
 
     def _take(self, peer: str, paused: Paused, link: Callable[[], None]) -> None:
-        counts = self._silences.may_pause(peer, paused)
         before = {rid: (live.heard_at, live.held_up_by) for rid, live in self._core._requests.live.items()}
+        counts = paused.rid in before and self._silences.may_pause(
+            peer, paused
+        )  # one that has ended pauses nowhere
         link()
         if peer not in self._core.fleet.workers:  # the core has failed: all that the worker had is lost
             return

@@ -116,7 +116,7 @@ class FreePlaces:
     def _may_wait_for_turn(self, live: LiveRequest) -> bool:
         """Whether a decode worker has room for its prompt and may have it sooner, and the time for that is not over."""
         latest = (live.state_since + live.wait_until) / 2  # half of the time that it has left
-        return self._now - CHANGED_SECONDS < latest and any(self.whole_with_room(live)[0])
+        return self._now - CHANGED_SECONDS < latest and any(self.whole_with_room(live, at_most=True)[0])
 
     def _open_to_prompt(self, live: LiveRequest) -> Iterator[Worker]:
         """Prefill workers that would take the request."""
@@ -198,15 +198,24 @@ class FreePlaces:
         """Whether it may be that a worker would take its prompt, and it waits for one at decode that has it sooner."""
         return len(self.whole_with_room(live)[0]) > (not self.ways(live)[0])
 
-    def whole_with_room(self, live: LiveRequest) -> tuple[list[Worker], list[Worker]]:
-        """Decode workers that have room for the request with its prompt, and those of them that have a turn."""
+    def whole_with_room(
+        self, live: LiveRequest, *, at_most: bool = False
+    ) -> tuple[list[Worker], list[Worker]]:
+        """Decode workers that have room for the request with its prompt, and those of them that have a turn.
+
+        `at_most`: also those that accept nothing, which may yet take it from a tenant that has nothing there; and
+        without what has been placed there at this moment, which may have come behind the request in the same pass.
+        """
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
         able = list(self._able_whole(live))
         with_room, with_turn = list[Worker](), list[Worker]()
         for worker in self._whole_sources(live) or able:
             limits, load, reserved = worker.hello.limits, worker.load, sum(worker.reserved.values())
-            new = [each for each in worker.assigned.values() if each.load_number == worker.load_number]
+            assigned = [
+                each for rid, each in worker.assigned.items() if not (at_most and self._placed_now(rid))
+            ]
+            new = [each for each in assigned if each.load_number == worker.load_number]
             own = sum(each.tenant == tenant for each in worker.assigned.values())
             pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
             told = max(
@@ -222,11 +231,11 @@ class FreePlaces:
                 if each.worker is worker and each.state is RequestState.EXTENDING
             )
             if (
-                load.accepting
+                (load.accepting or (at_most and not own))
                 and (worker.doubted is None or (worker.doubted == "tried" and not worker.assigned))
                 and (self._now >= worker.paused_until or pages < worker.paused_pages)
                 and load.slots_free > len(new) + len(worker.reserved)
-                and len(worker.assigned) + len(worker.reserved) < limits.slots
+                and len(assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
                 and (not own or own < share_of(limits.slots, share_max))
                 and (live.output or not late_stream(self._core, worker.kv_group, live.tenant, self._now))
@@ -242,6 +251,10 @@ class FreePlaces:
                 with_room.append(worker)
                 with_turn += [worker] if computing + load.queued_tokens < 2 * limits.extend_tokens else []
         return with_room, with_turn
+
+    def _placed_now(self, rid: str) -> bool:
+        live = self._core._requests.live.get(rid)
+        return live is not None and live.state_since == self._now
 
     def _worth_it(
         self, live: LiveRequest, with_room: list[Worker], with_turn: list[Worker], at_once: bool
@@ -364,10 +377,7 @@ class FreePlaces:
 
 
 def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) -> float:
-    """Seconds until the worker has computed the prompt behind what it has to; what is not cached counts for more.
-
-    So does each prompt in front of it: as many come behind it.
-    """
+    """Seconds until the worker has computed the prompt behind what it has to; what is not cached counts for more."""
     load = worker.load
     if not load.extend_rate:
         return inf
@@ -377,7 +387,6 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
     new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
     beside = 0.0
     if worker.hello.role == "decode":
-        in_front = sum(rid in worker.extending for rid in worker.assigned)
         queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
         if load.running:
             others = load.running * (tokens - cached) / (load.extend_rate_alone or per_second)
@@ -386,8 +395,6 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
         own = sum(each.tokens for each in worker.assigned.values())
         told = load.queued_tokens + sum(worker.assigned[rid].tokens for rid in new) - worker.ended.tokens
         queued = float(max(own, told))
-        told = load.queued + load.running + len(new) - worker.ended.requests
-        in_front = max(len(worker.assigned), told)
-    missing = (settings.cache_miss_weight + in_front) * (tokens - cached)
+    missing = settings.cache_miss_weight * (tokens - cached)
     seconds = (queued + missing) / per_second + load.position_seconds * sum(range(cached, tokens))
     return seconds + beside

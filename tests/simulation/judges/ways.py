@@ -67,7 +67,7 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> WaySecond
     ]
     waited = now - live.state_since + live.seconds.get(RequestState.WAITING.value, 0.0)
     is_over = now >= (live.state_since + live.wait_until) / 2
-    is_over |= not choice.worker.tokens and waited >= there - min(waiting, default=inf)
+    is_over |= not choice.worker.tokens and waited >= there - min(waiting, default=inf) - ROUNDED
     return WaySeconds(
         here,
         there,
@@ -118,7 +118,8 @@ def prove_no_room_kept(queue: list[LiveRequest], backfilled: dict[str, int], now
     return len(choosing)
 
 
-SCARCE = 0.75  # of the rate without streams: a worker with less has little time for prompts
+ROUNDED = 1e-9  # seconds: a prompt is placed at the moment until which it waits
+SCARCE = 0.6  # of the rate without streams: a worker with less has little time for prompts
 
 
 def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[str]) -> None:

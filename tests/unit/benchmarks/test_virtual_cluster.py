@@ -253,7 +253,7 @@ GATES = (
             ("ttft_p50_by_that_of_1_1", 0.8),
             ("ttft_p99_by_that_of_1_1", 0.8),
             ("itl_p99", 0.05),
-            ("short_ttft_p99_by_the_better", 1.1),
+            ("short_ttft_p99_by_the_better", 1.0),
         ),
         occurred=(("0 + 2", "local_prompts"), ("short", "local_prompts")),
     ),

@@ -56,15 +56,6 @@ def test_what_is_not_cached_counts_for_more_than_what_is_queued() -> None:
     assert PromptSeconds(2.0).computed(other, 200, 190) < PromptSeconds(2.0).computed(busy, 200, 50)
 
 
-def test_a_prompt_pays_for_as_many_behind_it_as_are_in_front_of_it() -> None:
-    seconds = PromptSeconds(1.0)
-    at_prefill = worker(extend_rate=100.0, queued=2, running=1, queued_tokens=50)
-    assert seconds.computed(at_prefill, 200, 50) == pytest.approx((50 + 150) / 100 + 3 * 150 / 100)
-    at_decode = worker("decode", extend_rate=100.0, queued=3, queued_tokens=50)
-    at_decode.extending = {"a": 20, "b": 30}
-    assert seconds.computed(at_decode, 200, 50) == pytest.approx((50 + 150) / 100 + 2 * 150 / 100)
-
-
 def test_later_tokens_of_a_prompt_take_longer() -> None:
     slow = worker(extend_rate=100.0, position_seconds=0.001)
     assert PromptSeconds(1.0).computed(slow, 4, 1) == pytest.approx(3 / 100 + 0.001 * (1 + 2 + 3))
@@ -113,6 +104,8 @@ def test_a_prompt_beside_streams_waits_for_two_steps_and_pays_for_what_they_wait
     others = 8 * 150 / 200
     assert seconds.computed(alone, 200, 50) == 1.5
     assert seconds.computed(beside, 200, 50) == pytest.approx(1.5 + STEPS * 0.5 + STREAM_WEIGHT * others)
+    batch = worker("prefill", extend_rate=100.0, step_seconds=0.5, running=8)
+    assert seconds.computed(batch, 200, 50) == 1.5, "no stream waits for a pass at prefill"
 
 
 def test_what_fetches_took_is_forgotten_while_nothing_travels() -> None:
