@@ -23,9 +23,7 @@ class WaySeconds(NamedTuple):
     here: float  # computed there, by a worker that has a turn
     there: float  # by way of prefill
     sooner: float  # how much of that is soon enough
-    waiting: float = (
-        inf  # computed there sooner, by a worker that has no turn, and the prompt must wait for it
-    )
+    waiting: float = inf  # computed there sooner, by a worker that has no turn: the prompt must wait
 
 
 def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> WaySeconds:
