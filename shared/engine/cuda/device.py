@@ -312,7 +312,10 @@ class CudaDevice:
             )
 
     def _warm_up(self) -> None:
-        """Do once what no graph has done: libraries load kernels at first use, or find that they are missing."""
+        """Do once what no graph has done: libraries load kernels at first use, or find that they are missing.
+
+        Waits for it: what fails here fails the start, and not the first request.
+        """
         padding, logits = (
             np.array([len(self._parts.cache.store) - 1], dtype=np.int32),
             self._sampling.logits[:1],
@@ -326,6 +329,7 @@ class CudaDevice:
         self._forward.run(extend)
         self._forward.run(partial(self._sampling.warm_up, of_slots))
         self._staging.end(self._forward.record())
+        self._forward.synchronize()
 
     # ---- results and copies --------------------------------------------------------------------------------------
 
