@@ -1,7 +1,7 @@
 """Which rotary position embedding each layer has, read from a `config.json`. Knows no torch.
 
 Older files have `rope_theta` and `rope_scaling`, newer ones have both in `rope_parameters`, some of them by the kind of
-layer. What a kind of scaling means is in `dense/rope.py`.
+layer. What a kind of scaling means is in `shared.engine.model.rope`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from shared.engine.cpu.kernel_choice import KernelChoice
 from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
 from shared.engine.gguf.packing import PackedFile
-from shared.engine.model.decoder import DecoderModel, PlanningDecoder
+from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import PackedLinear, TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
@@ -114,7 +115,7 @@ def blocked_decoder(
     assert isinstance(job.shape, ModelConfig)
     attention = BlockedAttention(job.shape, cache)
     with Weights(job.folder) as weights, torch.inference_mode():
-        decoder = DecoderModel(
+        decoder = load_decoder(
             job.shape,
             weights,
             TorchOps(PackedLinear),

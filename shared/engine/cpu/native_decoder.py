@@ -21,8 +21,9 @@ from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
+from shared.engine.model.names import DecoderWeights
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.weights import DecoderWeights, OnProgress, WeightSource
+from shared.engine.model.weights import OnProgress, WeightSource
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
 from shared.primitives.errors import ConfigError, InvariantError, ModelError

@@ -14,7 +14,7 @@ from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.memory import FittedPool, graph_tokens, room_for
 from shared.engine.cuda.platform import Platform
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
@@ -96,7 +96,7 @@ def assemble(
         device=str(platform.device),
     )
     with torch.inference_mode():
-        model = DecoderModel(
+        model = load_decoder(
             shape,
             source.weights,
             platform.ops,

@@ -1,1 +1,1 @@
-"""A dense decoder in torch: blocks, weights and their names, rotary positions, and the ops they are made of."""
+"""A decoder in torch: blocks, weights and their names, rotary positions, and the ops they are made of."""

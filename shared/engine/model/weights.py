@@ -16,8 +16,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from shared.engine.checkpoint.families import Norms, QKNorm
-from shared.engine.checkpoint.model_config import ModelConfig
 from shared.model_files import INDEX_BYTES_MAX, read_json
 from shared.primitives.errors import ModelError
 
@@ -148,96 +146,3 @@ def _hash_samples(path: Path, digest: hashlib.blake2b) -> None:
         for start in range(8 + header_bytes, size, _SAMPLE_EVERY_BYTES):
             file.seek(start)
             digest.update(file.read(_SAMPLE_BYTES))
-
-
-# ---- weights by the names and shapes that a decoder asks for, whatever its family calls them -------------------------
-# Two things differ between families. Phi-3 stores q, k and v as one weight, and gate and up as one: a part is cut out
-# of it here. And the names of norms say where a layer has them, not what they are: `post_attention_layernorm` is the
-# norm before the MLP in Llama, and the one behind attention in Gemma 2.
-
-
-class DecoderWeights:
-    """The weights of a dense decoder."""
-
-    def __init__(self, config: ModelConfig, source: WeightSource) -> None:
-        self._config = config
-        self._source = source
-        self._whole: tuple[str, Tensor] | None = None  # the packed weight that was read last
-        self._parts = packed_parts(config) if config.packed else {}
-
-    def matrix(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-        """The weight of a linear of this name, [outputs, inputs]; `ModelError` unless it is there."""
-        folder, _, part = name.rpartition(".")
-        if part not in self._parts:
-            return self._source.take(f"{name}.weight", (outputs, inputs), dtype)
-        packed, first, rows = self._parts[part]
-        packed = f"{folder}.{packed}.weight"
-        if self._whole is None or self._whole[0] != packed:
-            self._whole = (packed, self._source.take(packed, (rows, inputs), dtype))
-        return self._whole[1][first : first + outputs]
-
-    def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """A bias, [size]."""
-        return self._source.take(name, (size,), dtype)
-
-    def norm(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """What a norm multiplies with, [size]."""
-        weight = self._source.take(f"{name}.weight", (size,), dtype)
-        return (
-            weight if not self._config.norm_offset else (weight.float() + self._config.norm_offset).to(dtype)
-        )
-
-    def layer_norms(self, number: int, dtype: torch.dtype) -> dict[str, Tensor | None]:
-        """The norms around attention and the MLP, [hidden]; None where the family has none."""
-        prefix, hidden = f"model.layers.{number}", self._config.hidden_size
-        return {
-            place: self.norm(f"{prefix}.{name}", hidden, dtype) if name else None
-            for place, name in _NORM_NAMES[self._config.norms].items()
-        }
-
-    def qk_norms(self, number: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Norms of queries and keys, if the family has any: [head_dim], or [heads · head_dim] over all heads."""
-        config, prefix = self._config, f"model.layers.{number}.self_attn"
-        heads = {"q_norm": config.heads, "k_norm": config.kv_heads}
-        if config.qk_norm is QKNorm.NONE:
-            return {}
-        whole = config.qk_norm is QKNorm.WHOLE
-        return {
-            name: self.norm(f"{prefix}.{name}", (count if whole else 1) * config.head_dim, dtype)
-            for name, count in heads.items()
-        }
-
-
-def packed_parts(config: ModelConfig) -> dict[str, tuple[str, int, int]]:
-    """Map each linear stored within another one to: that one, its own first row there, and the rows of all."""
-    q_size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    qkv, inner = q_size + 2 * kv_size, config.intermediate_size
-    return {
-        "q_proj": ("qkv_proj", 0, qkv),
-        "k_proj": ("qkv_proj", q_size, qkv),
-        "v_proj": ("qkv_proj", q_size + kv_size, qkv),
-        "gate_proj": ("gate_up_proj", 0, 2 * inner),
-        "up_proj": ("gate_up_proj", inner, 2 * inner),
-    }
-
-
-_NORM_NAMES: dict[Norms, dict[str, str | None]] = {
-    Norms.BEFORE: {
-        "attention_norm": "input_layernorm",
-        "attention_post_norm": None,
-        "mlp_norm": "post_attention_layernorm",
-        "mlp_post_norm": None,
-    },
-    Norms.AFTER: {
-        "attention_norm": None,
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": None,
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
-    Norms.AROUND: {
-        "attention_norm": "input_layernorm",
-        "attention_post_norm": "post_attention_layernorm",
-        "mlp_norm": "pre_feedforward_layernorm",
-        "mlp_post_norm": "post_feedforward_layernorm",
-    },
-}

@@ -13,7 +13,7 @@ import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch
 from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.sampling.grammars import Matcher
@@ -61,7 +61,7 @@ class LateModel:
         self.config: ModelConfig = found.at_context(found.context_len)
         self.folder = folder
         with Weights(folder) as weights, torch.inference_mode():
-            self.decoder = DecoderModel(
+            self.decoder = load_decoder(
                 self.config,
                 weights,
                 TorchOps(),

@@ -19,7 +19,7 @@ from shared.engine.attention.protocol import PagedBatch, PlannedAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig, read_model_config
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import Ops
 from shared.engine.model.weights import Weights
 
@@ -56,7 +56,7 @@ def logits_of(
         device=device,
     )
     with Weights(folder, device) as weights:
-        model = DecoderModel(config, weights, ops, context_len=config.context_len, dtype=dtype)
+        model = load_decoder(config, weights, ops, context_len=config.context_len, dtype=dtype)
     plan, table = plan_with(config, cache), torch.arange(pages, dtype=torch.int32).flip(0).unsqueeze(0)
     ids, done, logits = torch.tensor(token_ids, dtype=torch.int32, device=device), 0, []
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from shared.batch.schedule_batch import ForwardMode
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cpu import cpu_engine
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from tests.unit.engine.checkpoint.published_models import MetaWeights
 from tests.unit.engine.driver import Driver, skip_unless_runnable, tokens_of
@@ -82,7 +82,7 @@ def test_plain_attention_over_pages_gives_the_logits_of_transformers(
 def test_all_weights_are_read_once_and_planned_for(family: str, tmp_path: Path) -> None:
     model = tiny_model(family, tmp_path)
     config, weights = read_model_config(tmp_path), MetaWeights()
-    DecoderModel(config.at_context(16), weights, TorchOps(), context_len=16, dtype=torch.float32)
+    load_decoder(config.at_context(16), weights, TorchOps(), context_len=16, dtype=torch.float32)
     of_transformers = sum(parameter.numel() for parameter in model.parameters())
     assert config.parameters == sum(weights.taken.values()) == of_transformers
 

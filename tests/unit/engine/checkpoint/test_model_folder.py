@@ -15,7 +15,7 @@ from shared.engine.checkpoint.model_config import parse_model_config, read_eos_t
 from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.engine import load
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import model_fingerprint
 from shared.primitives.errors import ConfigError, ModelError
@@ -309,7 +309,7 @@ def test_a_published_config_is_read(published: Published, tmp_path: Path) -> Non
     assert set(config.windows) == {published.window}
     assert config.head_dim == (64 if config.hidden_size == 576 else 128)
     weights = MetaWeights()
-    DecoderModel(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16)
+    load_decoder(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16)
     assert sum(weights.taken.values()) == published.parameters, "what is loaded is what is planned for"
 
 

@@ -21,7 +21,7 @@ from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.step_kernels import ReferenceKernels
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.streams import Mark, Work
@@ -121,7 +121,7 @@ def device_on(where: str, folder: Path, stream: InlineStream) -> CudaDevice:
     )
     ops = TorchOps()
     with Weights(folder) as weights, torch.inference_mode():
-        model = DecoderModel(
+        model = load_decoder(
             config,
             _Moved(weights, where),
             ops,

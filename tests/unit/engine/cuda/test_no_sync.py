@@ -11,7 +11,7 @@ from torch import Tensor
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.cuda.step_kernels import ReferenceKernels
-from shared.engine.model.decoder import DecoderModel
+from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
@@ -81,7 +81,7 @@ class NoAttention:
 @pytest.mark.parametrize("name", ["Qwen3-14B", "Llama-3.1-8B", "Qwen2.5-7B", "SmolLM2-135M"])
 def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: torch.dtype) -> None:
     config = parse_model_config(PUBLISHED[name].config)
-    model = DecoderModel(config, MetaWeights(), TorchOps(), context_len=4096, dtype=torch.bfloat16)
+    model = load_decoder(config, MetaWeights(), TorchOps(), context_len=4096, dtype=torch.bfloat16)
     tokens, attention = 7, NoAttention()
 
     def ints(count: int) -> Tensor:

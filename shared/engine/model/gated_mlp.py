@@ -1,0 +1,31 @@
+"""The MLP of a layer: a gate decides how much of each inner number goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from shared.engine.checkpoint.families import Activation
+from shared.engine.model.ops import Linear, Ops
+
+Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
+
+
+def gated(activation: Activation, ops: Ops) -> Gated:
+    """The function of the gate, times what it gates."""
+    return ops.gelu_and_mul if activation is Activation.GELU else ops.silu_and_mul
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """See `FeedForward`."""
+
+    gate_up: Linear
+    gated: Gated
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        return self.down(self.gated(self.gate_up(x)))
