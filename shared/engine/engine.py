@@ -21,7 +21,13 @@ from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig, ModelImpl
 from shared.engine.cpu.cpu_engine import blocked_decoder, load_on_cpu, native_decoder, transformers_model
-from shared.engine.cpu.kernel_choice import KernelChoice, KernelKind, choose_kernels, transformers_choice
+from shared.engine.cpu.kernel_choice import (
+    KernelChoice,
+    KernelKind,
+    choose_kernels,
+    experts_choice,
+    transformers_choice,
+)
 from shared.engine.cuda.loading import load_on
 from shared.engine.cuda.platform import cuda_platform, host_platform
 from shared.engine.model.weights import OnProgress
@@ -109,6 +115,9 @@ def _kernels(job: LoadJob, impl: ModelImpl) -> KernelChoice:
     config = job.config
     if impl == "transformers":
         return transformers_choice()
+    assert isinstance(job.shape, ModelConfig)
+    if job.shape.has_experts and config.device == "cpu":
+        return experts_choice(config.kernels)
     able = [kernels for device, kernels, by in BUILDERS if (device, by) == (config.device, impl)]
     if len(able) == 1:
         return KernelChoice(able[0])

@@ -1,8 +1,8 @@
-"""What an architecture fixes, whatever its `config.json` says: the switches of the one dense decoder, as data.
+"""What an architecture fixes, whatever its `config.json` says: the switches of the one decoder, as data.
 
-The decoder itself knows no architecture. A family is here when its layers are attention and a gated MLP, each added to
-a residual stream; everything else is refused by name. Defaults are those of transformers' configuration classes: files
-leave out what equals them.
+The decoder itself knows no architecture. A family is here when its layers are attention and a gated MLP, or experts,
+each added to a residual stream; everything else is refused by name. Defaults are those of transformers' configuration
+classes: files leave out what equals them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from shared.engine.checkpoint.experts_config import (
+    ReadExperts,
+    glm4_moe_experts,
+    mixtral_experts,
+    no_experts,
+    qwen3_moe_experts,
+)
 from shared.engine.checkpoint.rope_config import RopeDefaults
 
 
@@ -74,7 +81,10 @@ class Family:
     norms: Norms = Norms.BEFORE
     norm_offset: float = 0.0  # added to the weights of norms
     qk_norm: QKNorm = QKNorm.NONE
+    qk_norm_switch: bool = False  # only where the file's use_qk_norm says so
+    experts: ReadExperts = no_experts
     qkv_bias: bool | None = None  # None: as the file's attention_bias says
+    output_biased: bool = True  # attention's output has a bias where the file's attention_bias says so
     packed: bool = False  # q, k and v are stored as one weight, and so are gate and up
     tied_embeddings: bool = False  # unless the file says otherwise
     scaled_embeddings: bool = False  # by the root of the hidden size
@@ -102,6 +112,29 @@ FAMILIES: dict[str, Family] = {
     "MistralForCausalLM": Family(kinds=_windowed),
     "Qwen2ForCausalLM": Family(qkv_bias=True, kinds=_windowed_above, window_switch=True),
     "Qwen3ForCausalLM": Family(qk_norm=QKNorm.HEAD, kinds=_windowed_above, window_switch=True),
+    "Qwen3MoeForCausalLM": Family(
+        qk_norm=QKNorm.HEAD,
+        kinds=_windowed,
+        window_switch=True,
+        experts=qwen3_moe_experts,
+        defaults=(("rms_norm_eps", 1e-6),),
+    ),
+    "MixtralForCausalLM": Family(
+        qkv_bias=False,
+        output_biased=False,
+        kinds=_windowed,
+        experts=mixtral_experts,
+        rope=RopeDefaults(theta=1_000_000.0),
+        defaults=(("rms_norm_eps", 1e-5),),
+    ),
+    "Glm4MoeForCausalLM": Family(
+        qk_norm=QKNorm.HEAD,
+        qk_norm_switch=True,
+        output_biased=False,
+        experts=glm4_moe_experts,
+        rope=RopeDefaults(partial=True),
+        defaults=(("rms_norm_eps", 1e-5), ("partial_rotary_factor", 0.5)),
+    ),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(
         _GEMMA,

@@ -1,4 +1,4 @@
-"""What a dense decoder model looks like, read from a Hugging Face `config.json`.
+"""What a decoder looks like, read from a Hugging Face `config.json`.
 
 `ModelConfig` is the small frozen value that weights, cache, model and memory planning share. Reading it refuses, by
 name, everything that Segue cannot compute exactly: a wrong rope or an ignored window would not crash, the model would
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shared.engine.checkpoint.experts_config import ExpertLayers
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
@@ -23,7 +24,7 @@ SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shapes and switches of a dense decoder; of each layer its window and its rotation, None where it has none."""
+    """Shapes and switches of a decoder; of each layer its window, rotation and experts, None where it has none."""
 
     architecture: str
     vocab_size: int
@@ -41,6 +42,7 @@ class ModelConfig:
     mlp_bias: bool
     windows: tuple[int | None, ...]  # tokens, per layer
     ropes: tuple[Rope | None, ...]  # per layer
+    experts: ExpertLayers
     attention_scale: float  # of scores
     qk_norm: QKNorm = QKNorm.NONE
     activation: Activation = Activation.SILU
@@ -58,16 +60,27 @@ class ModelConfig:
         """Number of weights, for planning memory."""
         hidden, inner = self.hidden_size, self.intermediate_size
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        matrices = hidden * (2 * q_size + 2 * kv_size) + 3 * hidden * inner
+        attention = hidden * (2 * q_size + 2 * kv_size) + (q_size + 2 * kv_size) * self.qkv_bias
+        mlp = 3 * hidden * inner + (2 * inner + hidden) * self.mlp_bias
         qk_norms = {QKNorm.NONE: 0, QKNorm.HEAD: 2 * self.head_dim, QKNorm.WHOLE: q_size + kv_size}
         norms = (4 if self.norms is Norms.AROUND else 2) * hidden + qk_norms[self.qk_norm]
-        biases = (
-            (q_size + 2 * kv_size) * self.qkv_bias
-            + hidden * self.output_bias
-            + (2 * inner + hidden) * self.mlp_bias
-        )
+        attention += hidden * self.output_bias + norms
+        feed_forward = sum(mlp if experts is None else experts.parameters(hidden) for experts in self.experts)
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
-        return embeddings + self.layers * (matrices + norms + biases) + hidden
+        return embeddings + self.layers * attention + feed_forward + hidden
+
+    @property
+    def computed(self) -> int:
+        """Number of weights that a token is multiplied with: of experts only those that it chose."""
+        hidden = self.hidden_size
+        return self.parameters - sum(
+            experts.parameters(hidden) - experts.computed(hidden) for experts in self.experts if experts
+        )
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any layer has."""
+        return any(self.experts)
 
     @property
     def matrices(self) -> int:
@@ -123,12 +136,13 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         rms_norm_eps=float(config["rms_norm_eps"]),
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,
-        output_bias=attention_bias and family.qkv_bias is None,
+        output_bias=attention_bias and family.qkv_bias is None and family.output_biased,
         mlp_bias=bool(config.get("mlp_bias", False)),
         windows=_windows(family, kinds, config),
         ropes=ropes,
+        experts=family.experts(config, len(kinds)),
         attention_scale=_attention_scale(family, config, head_dim),
-        qk_norm=family.qk_norm,
+        qk_norm=family.qk_norm if config.get("use_qk_norm") or not family.qk_norm_switch else QKNorm.NONE,
         activation=family.activation,
         norms=family.norms,
         norm_offset=family.norm_offset,

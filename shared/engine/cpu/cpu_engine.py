@@ -20,7 +20,7 @@ from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.loading import load_decoder
-from shared.engine.model.torch_ops import PackedLinear, TorchOps
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, LoadJob, features_with
@@ -118,7 +118,7 @@ def blocked_decoder(
         decoder = load_decoder(
             job.shape,
             weights,
-            TorchOps(PackedLinear),
+            TorchOps(packed=True),
             context_len=context_len,
             dtype=torch.float32,
             on_progress=job.on_progress,

@@ -58,6 +58,13 @@ def choose_kernels(
     return KernelChoice("compiled", library, f"{instruction_set.name} kernels", determinism)
 
 
+def experts_choice(name: str) -> KernelChoice:
+    """Kernels for a model with experts: compiled ones have none. `ConfigError` where those were asked for by name."""
+    if name not in ("auto", "torch"):
+        raise ConfigError(f"{name} kernels were asked for, and only those of torch compute experts: use auto")
+    return choose_kernels("torch")
+
+
 def transformers_choice() -> KernelChoice:
     """transformers' own code on torch, which promises no row the same bits in another batch."""
     version = importlib.metadata.version("transformers")

@@ -46,7 +46,7 @@ class FittedPool:
 
 def graph_tokens(shape: ModelConfig, most: int) -> int:
     """Tokens of an EXTEND step up to which the host's launches take longer than the device, and at most `most`."""
-    return min(most, int(LAUNCH_FLOP * shape.layers / (2 * shape.parameters)))
+    return min(most, int(LAUNCH_FLOP * shape.layers / (2 * shape.computed)))
 
 
 def room_for(
@@ -93,6 +93,16 @@ def _context(shape: ModelConfig, config: EngineConfig, memory: DeviceMemory | No
     return most, reason
 
 
+def _feed_forward_row(shape: ModelConfig) -> int:
+    """Numbers that are alive for a token in the feed-forward block of any layer, at most."""
+    return max(
+        2 * experts.routing.chosen * shape.hidden_size + 3 * experts.taken
+        if experts
+        else 3 * shape.intermediate_size
+        for experts in set(shape.experts)
+    )
+
+
 def _budget(memory: DeviceMemory, share: float) -> Budget:
     others = memory.total - memory.free
     origin = f"{share:.0%} of the GPU's {gib(memory.total)}, less {gib(others)} in use"
@@ -107,7 +117,7 @@ def _reserve(
     """Bytes beside weights and pages, by kind."""
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
-    row = 4 * shape.hidden_size + 2 * heads + 3 * shape.intermediate_size
+    row = 4 * shape.hidden_size + 2 * heads + _feed_forward_row(shape)
     tokens = config.extend_tokens
     if workspace:  # on a GPU graphs keep memory of their own
         tokens += min(tokens, graph_tokens(shape, GRAPH_TOKENS))

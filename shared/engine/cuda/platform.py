@@ -28,7 +28,8 @@ from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
-from shared.engine.model.ops import Head, Linear, Ops
+from shared.engine.model.experts import GroupedExperts, check_grouped
+from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
@@ -101,6 +102,12 @@ def cuda_platform(deterministic: bool) -> Platform:
 
     def check(config: ModelConfig, dtypes: Dtypes) -> None:
         check_bounds(config, dtypes.kv, capability, deterministic=deterministic)
+        if config.has_experts:
+            if deterministic:
+                raise ConfigError(
+                    "deterministic: true is not for models with experts: the tokens of a batch share their products"
+                )
+            check_grouped(config, dtypes.weights, capability)
 
     name = torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
@@ -212,6 +219,10 @@ class FlashInferOps:
             return torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
 
         return product
+
+    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
+        """See `Ops`; within `check_grouped`."""
+        return GroupedExperts(gate_up, down, gated)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""

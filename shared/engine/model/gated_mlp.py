@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from shared.engine.checkpoint.families import Activation
-from shared.engine.model.ops import Linear, Ops
-
-Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
+from shared.engine.model.ops import Gated, Linear, Ops
 
 
 def gated(activation: Activation, ops: Ops) -> Gated:

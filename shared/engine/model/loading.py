@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.heads import HeadTransform
+from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.families import QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
@@ -19,6 +20,7 @@ from shared.engine.model.decoder import (
     DecoderParts,
     FeedForward,
 )
+from shared.engine.model.experts import Experts
 from shared.engine.model.gated_mlp import GatedMLP, gated
 from shared.engine.model.grouped_attention import GroupedAttention
 from shared.engine.model.names import DecoderWeights
@@ -96,7 +98,46 @@ class LayerLoader:
         )
 
     def _feed_forward(self, number: int) -> FeedForward:
-        return self._mlp(f"model.layers.{number}.mlp", self.config.intermediate_size)
+        experts = self.config.experts[number]
+        if experts is None:
+            return self._mlp(f"model.layers.{number}.mlp", self.config.intermediate_size)
+        return self._experts(f"model.layers.{number}.{experts.names.block}", experts)
+
+    def _experts(self, prefix: str, experts: ExpertsConfig) -> Experts:
+        routing, hidden = experts.routing, self.config.hidden_size
+        correction = None
+        if routing.corrected:
+            name = f"{prefix}.gate.e_score_correction_bias"
+            correction = self.weights.vector(name, routing.experts, torch.float32)
+        return Experts(
+            routing,
+            self.ops.head(self.weights.matrix(f"{prefix}.gate", routing.experts, hidden, self.dtype)),
+            correction,
+            self.ops.experts(
+                *self._bank(f"{prefix}.experts", experts), gated(self.config.activation, self.ops)
+            ),
+            self._mlp(f"{prefix}.shared_experts", experts.shared_inner) if experts.shared_inner else None,
+        )
+
+    def _bank(self, prefix: str, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
+        """Gate and up of all experts [experts, 2 · inner, hidden], and down [experts, hidden, inner]."""
+        hidden, inner, names = self.config.hidden_size, experts.inner, experts.names
+        gate_up: Tensor | None = None
+        for number in range(experts.routing.experts):
+            gate, up, down = (
+                self.weights.expert(f"{prefix}.{number}.{name}", *shape, self.dtype)
+                for name, shape in (
+                    (names.gate, (inner, hidden)),
+                    (names.up, (inner, hidden)),
+                    (names.down, (hidden, inner)),
+                )
+            )
+            if gate_up is None:
+                gate_up = gate.new_empty(experts.routing.experts, 2 * inner, hidden)
+                downs = gate.new_empty(experts.routing.experts, hidden, inner)
+            gate_up[number, :inner], gate_up[number, inner:], downs[number] = gate, up, down
+        assert gate_up is not None, "a routing has experts"
+        return gate_up, downs
 
     def _mlp(self, prefix: str, inner: int) -> GatedMLP:
         config, hidden = self.config, self.config.hidden_size

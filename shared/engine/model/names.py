@@ -16,7 +16,7 @@ from shared.engine.model.weights import WeightSource
 
 
 class DecoderWeights:
-    """The weights of a dense decoder."""
+    """The weights of a decoder."""
 
     def __init__(self, config: ModelConfig, source: WeightSource) -> None:
         self._config = config
@@ -38,6 +38,10 @@ class DecoderWeights:
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """A bias, [size]."""
         return self._source.take(name, (size,), dtype)
+
+    def expert(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+        """The weight of one linear of an expert, [outputs, inputs]."""
+        return self._source.take(f"{name}.weight", (outputs, inputs), dtype)
 
     def norm(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """What a norm multiplies with, [size]."""

@@ -5,9 +5,12 @@ None of them looks at a value on the host, and none keeps a tensor, so a step ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
 
 
 class Linear(Protocol):
@@ -24,6 +27,13 @@ class Head(Protocol):
         """x [rows, hidden] → logits float32 [rows, vocab], which are overwritten and returned."""
 
 
+class ExpertProducts(Protocol):
+    """The MLPs of all experts of a layer."""
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, hidden], chosen int64 and weights float32 [tokens, experts of a token] → [tokens, hidden]."""
+
+
 class Ops(Protocol):
     """What a decoder's layers are made of. x [tokens, …] in the model's dtype."""
 
@@ -32,6 +42,9 @@ class Ops(Protocol):
 
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""
+
+    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
+        """gate_up [experts, 2 · inner, hidden] and down [experts, hidden, inner], kept as they are best read."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Over the last dimension of x [..., size]."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shared.engine.attention.heads import rms_norm
-from shared.engine.model.ops import Head, Linear
+from shared.engine.model.experts import GroupedExperts, SeparateExperts
+from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
@@ -56,9 +57,16 @@ _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 class TorchOps:
     """See `Ops`."""
 
-    def __init__(self, linear: Callable[[Tensor, Tensor | None], Linear] = plain_linear) -> None:
-        """`linear` makes y = x Wᵀ + b of a weight and a bias: `PackedLinear` for the same bits in any batch."""
-        self.linear = linear
+    def __init__(self, *, packed: bool = False) -> None:
+        """`packed`: a row has the same bits in any batch, but steps look at values and cannot be captured."""
+        self.linear: Callable[[Tensor, Tensor | None], Linear] = PackedLinear if packed else plain_linear
+        self._packed = packed
+
+    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
+        """See `Ops`."""
+        if self._packed:
+            return SeparateExperts(gate_up, down, gated, self.linear)
+        return GroupedExperts(gate_up, down, gated)
 
     def head(self, weight: Tensor) -> Head:
         """See `Ops`."""

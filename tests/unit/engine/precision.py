@@ -72,6 +72,14 @@ def errors(
     folder: Path, token_ids: Sequence[int], found: Tensor, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[float, float]:
     """How far `found` and transformers in `dtype` are from transformers in float32: root mean squares."""
+    ours, theirs = token_errors(folder, token_ids, found, dtype, device)
+    return float(ours.square().mean().sqrt()), float(theirs.square().mean().sqrt())
+
+
+def token_errors(
+    folder: Path, token_ids: Sequence[int], found: Tensor, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
+    """As `errors`, but of each token, [tokens]."""
     ids = torch.tensor([token_ids], device=device)
     narrow, wide = (_transformers(folder, each, device) for each in (dtype, torch.float32))
     with torch.inference_mode():
@@ -79,7 +87,7 @@ def errors(
             parameter.copy_(parameter.to(dtype))
         exact = wide(ids).logits[0]
         beside = narrow(ids).logits[0].float()
-    ours, theirs = (float((each - exact).square().mean().sqrt()) for each in (found, beside))
+    ours, theirs = ((each - exact).square().mean(-1).sqrt() for each in (found, beside))
     return ours, theirs
 
 

@@ -21,8 +21,8 @@ from transformers import (
     GptOssForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PreTrainedModel,
@@ -63,15 +63,15 @@ def _cohere2() -> PreTrainedModel:
     return Cohere2ForCausalLM(Cohere2Config(**SIZES, **windows, logit_scale=1.0, pad_token_id=0))
 
 
-def _mixtral() -> PreTrainedModel:
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
+def _olmoe() -> PreTrainedModel:
+    return OlmoeForCausalLM(OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2))
 
 
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2, learned positions": _gpt2,
     "phi, layer norms, partial rotation": _phi,
     "cohere2, windows": _cohere2,
-    "mixtral, experts": _mixtral,
+    "olmoe, experts": _olmoe,
 }
 
 
@@ -82,6 +82,12 @@ def test_logits_are_those_of_transformers_in_chunks_cached_and_moved(name: str, 
     assert isinstance(driver.engine.config, FallbackConfig)
     assert driver.engine.determinism.startswith("transformers-")
     assert "the code of transformers" in driver.engine.description
+    assert_exact_in_chunks_cached_and_moved(model, driver)
+    driver.close()
+
+
+def assert_exact_in_chunks_cached_and_moved(model: Any, driver: Driver) -> None:
+    """Requests in chunks, beside others, with a cached prefix and moved to other pages have the model's logits."""
     prompt, other = tokens_of(1, 131, VOCAB_SIZE), tokens_of(2, 40, VOCAB_SIZE)
 
     def assert_exact(slot: int, of: list[int]) -> None:
@@ -110,7 +116,6 @@ def test_logits_are_those_of_transformers_in_chunks_cached_and_moved(name: str, 
     driver.decode([5, 1], 4)
     assert_exact(5, prompt)
     assert_exact(1, other)
-    driver.close()
 
 
 def test_a_family_of_the_decoder_may_be_computed_by_transformers_too(tmp_path: Path) -> None:
@@ -176,7 +181,7 @@ def _changed(folder: Path, **changes: object) -> None:
         ({"auto_map": {"AutoModel": "evil.Model"}}, "its own code"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
         ({"architectures": ["NoSuchModel"]}, "NoSuchModel is no text decoder of transformers"),
-        ({"model_type": "llama"}, "MixtralForCausalLM is no text decoder"),
+        ({"model_type": "llama"}, "OlmoeForCausalLM is no text decoder"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "its rope .dynamic.",
@@ -186,7 +191,7 @@ def _changed(folder: Path, **changes: object) -> None:
 def test_a_strange_config_is_refused_by_name(
     changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    save_model(_mixtral, tmp_path)
+    save_model(_olmoe, tmp_path)
     _changed(tmp_path, **changes)
     with pytest.raises(ModelError, match=message):
         read_config(tmp_path)
@@ -205,9 +210,9 @@ def test_a_model_whose_pages_give_other_logits_is_refused(
 
 
 def test_the_setting_is_obeyed(tmp_path: Path) -> None:
-    save_model(_mixtral, tmp_path)
+    save_model(_olmoe, tmp_path)
     config = EngineConfig(pages=8, page_size=16, slots=2)
-    with pytest.raises(ModelError, match="unsupported architecture: MixtralForCausalLM; supported are"):
+    with pytest.raises(ModelError, match="unsupported architecture: OlmoeForCausalLM; supported are"):
         load(tmp_path, replace(config, model_impl="segue"))
     with pytest.raises(ConfigError, match="model_impl transformers needs device cpu"):
         load(tmp_path, replace(config, model_impl="transformers", device="cuda-on-cpu"))

@@ -34,6 +34,7 @@ CONFIG = ModelConfig(
     mlp_bias=False,
     windows=(None, 37),
     ropes=(None, None),
+    experts=(None, None),
     attention_scale=24**-0.5,
 )
 

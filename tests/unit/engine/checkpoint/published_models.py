@@ -33,6 +33,25 @@ _QWEN3: dict[str, Any] = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+_QWEN3_MOE = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "decoder_sparse_step": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "max_window_layers": 48,
+    "mlp_only_layers": [],
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "router_aux_loss_coef": 0.001,
+    "tie_word_embeddings": False,
+}
 _MISTRAL: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
     "bos_token_id": 1,
@@ -60,6 +79,7 @@ class Published:
     config: dict[str, Any]
     parameters: int  # all weights, a head that shares the embedding not counted again
     group: int  # query heads of a key-value head
+    computed: int | None = None  # weights that a token meets; None: all
     window: int | None = None  # tokens
 
 
@@ -234,5 +254,71 @@ PUBLISHED = {
         },
         parameters=7_615_616_512,
         group=7,
+    ),
+    "Qwen3-30B-A3B": Published(_QWEN3_MOE, parameters=30_532_122_624, computed=3_353_032_704, group=8),
+    "Qwen3-235B-A22B": Published(
+        _QWEN3_MOE
+        | {
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 94,
+        },
+        parameters=235_093_634_560,
+        computed=22_190_763_520,
+        group=16,
+    ),
+    "Mixtral-8x7B-v0.1": Published(
+        _MISTRAL
+        | {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "output_router_logits": False,
+            "rope_theta": 1e6,
+            "router_aux_loss_coef": 0.02,
+            "sliding_window": None,
+            "vocab_size": 32000,
+        },
+        parameters=46_702_792_704,
+        computed=12_879_925_248,
+        group=4,
+    ),
+    "GLM-4.5-Air": Published(  # without the layer that predicts further tokens, which is not read
+        {
+            "architectures": ["Glm4MoeForCausalLM"],
+            "attention_bias": True,
+            "first_k_dense_replace": 1,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 4096,
+            "intermediate_size": 10944,
+            "max_position_embeddings": 131072,
+            "model_type": "glm4_moe",
+            "moe_intermediate_size": 1408,
+            "n_group": 1,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_attention_heads": 96,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 46,
+            "num_key_value_heads": 8,
+            "num_nextn_predict_layers": 1,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 1e-5,
+            "rope_scaling": None,
+            "rope_theta": 1_000_000,
+            "routed_scaling_factor": 1.0,
+            "tie_word_embeddings": False,
+            "topk_group": 1,
+            "use_qk_norm": False,
+            "vocab_size": 151552,
+        },
+        parameters=106_852_251_264,
+        computed=13_424_123_904,
+        group=12,
     ),
 }

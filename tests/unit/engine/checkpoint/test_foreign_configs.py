@@ -101,7 +101,7 @@ def test_every_configuration_of_transformers_is_read_or_refused_in_a_sentence(
             "num_local",
         ),
         (
-            {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_hidden_layers": "many"},
+            {"model_type": "olmoe", "architectures": ["OlmoeForCausalLM"], "num_hidden_layers": "many"},
             "cannot be read",
         ),
     ],
@@ -118,8 +118,8 @@ def test_a_router_refuses_a_hostile_vocabulary_before_it_makes_a_list_of_it(tmp_
 
 def test_the_header_of_a_weights_file_is_not_read_beyond_its_bound(tmp_path: Path) -> None:
     """A sparse file says that its header has 5 GiB."""
-    config = transformers.MixtralConfig(num_hidden_layers=1)
-    config.architectures = ["MixtralForCausalLM"]
+    config = transformers.OlmoeConfig(num_hidden_layers=1)
+    config.architectures = ["OlmoeForCausalLM"]
     config.save_pretrained(tmp_path)
     with (tmp_path / "model.safetensors").open("wb") as file:
         file.write((5 << 30).to_bytes(8, "little"))

@@ -38,7 +38,7 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM; supported are LlamaForCausalLM"),
+        ({"architectures": ["OlmoeForCausalLM"]}, "OlmoeForCausalLM; supported are LlamaForCausalLM"),
         ({"architectures": None, "model_type": "bert"}, "none named .model_type 'bert'."),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "its own code"),
         ({"quantization_config": {"quant_method": "awq"}}, "unsupported quantization: awq"),
@@ -305,6 +305,7 @@ def test_a_published_config_is_read(published: Published, tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(published.config))
     config = read_model_config(tmp_path)
     assert config.parameters == published.parameters
+    assert config.computed == (published.computed or published.parameters)
     assert config.heads == published.group * config.kv_heads
     assert set(config.windows) == {published.window}
     assert config.head_dim == (64 if config.hidden_size == 576 else 128)

@@ -44,6 +44,7 @@ CONFIG = ModelConfig(
     mlp_bias=False,
     windows=(None, 6, None, 17),
     ropes=(None,) * 4,
+    experts=(None,) * 4,
     attention_scale=8**-0.5,
 )
 

@@ -1,0 +1,58 @@
+"""What a mixture of experts costs a step on a CPU, beside transformers' own code: `python -m tests.benchmarks.experts`.
+
+Two layers of Qwen3-30B-A3B's shapes with random weights, and a small vocabulary: 5 GB in float32. On one thread, in
+time of the CPU, which other work on the machine changes little; the two ways in turns.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from tests.benchmarks.fallback import CONTEXT, PROMPT, decode, prefill, say
+from tests.unit.engine.driver import Driver
+
+SHAPES: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 2048,
+    "head_dim": 128,
+    "moe_intermediate_size": 768,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 4096,
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "Segue, float32": {"kernels": "torch"},
+    "transformers, float32": {"model_impl": "transformers"},
+}
+
+
+def main() -> int:
+    """Medians, in milliseconds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.manual_seed(1)
+        model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPES))
+        model.to(torch.bfloat16).save_pretrained(folder)
+        del model
+        say(f"two layers, one thread; a decode step at {CONTEXT} tokens of context, a prompt of {PROMPT}\n")
+        say(f"{'ms of CPU':36}{'1 row':>10}{'8 rows':>10}{'prompt':>10}")
+        for way, settings in [*WAYS.items(), *WAYS.items()]:
+            driver = Driver(folder, pages=400, slots=9, threads=1, kv_cache_dtype="float32", **settings)
+            figures = [decode(driver, 1), decode(driver, 8), prefill(driver)]
+            say(f"{way:36}" + "".join(f"{1e3 * seconds:10.1f}" for seconds in figures))
+            driver.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Mixtures of experts: routing, blocks, and what is planned and refused for them."""
