@@ -230,6 +230,8 @@ def _require_memory(model: ModelConfig | FallbackConfig, workers: int, budget: B
 
 def needed_bytes(config: ModelConfig | FallbackConfig) -> int:
     """What a worker of this model needs at least, without its KV pages."""
+    if isinstance(config, ModelConfig):
+        return config.weight_bytes(WEIGHT_BYTES_MIN) + RESERVE_BYTES
     return config.parameters * WEIGHT_BYTES_MIN + RESERVE_BYTES
 
 

@@ -8,7 +8,7 @@ answer nonsense. Knows no torch and no weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from shared.engine.checkpoint.experts_config import ExpertLayers
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
+from shared.engine.quantized.formats import IN_LAYERS, Quantization, read_quantization
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
@@ -54,6 +55,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and the MLP give, before it is added to the stream
     logits_divisor: float = 1.0
+    quantization: Quantization | None = None  # of the linears in layers
 
     @property
     def parameters(self) -> int:
@@ -86,6 +88,36 @@ class ModelConfig:
     def matrices(self) -> int:
         """How many matrices the weights are: seven a layer, the embedding, and the head if it is its own."""
         return 7 * self.layers + (1 if self.tied_embeddings else 2)
+
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes of all weights where those that are not quantized take `itemsize` bytes a number."""
+        saved = 0
+        if quantization := self.quantization:
+            for name, outputs, inputs in (each for group in self.linears() for each in group):
+                if form := quantization.format_of(name):
+                    saved += outputs * inputs * itemsize - form.kept_bytes(outputs, inputs)
+        return self.parameters * itemsize - saved
+
+    def linears(self) -> Iterator[list[tuple[str, int, int]]]:
+        """Linears in layers as files have them, by what is computed as one: name, outputs, inputs of each."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        groups = [
+            [
+                ("self_attn.q_proj", q_size, hidden),
+                ("self_attn.k_proj", kv_size, hidden),
+                ("self_attn.v_proj", kv_size, hidden),
+            ],
+            [("self_attn.o_proj", hidden, q_size)],
+            [("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden)],
+            [("mlp.down_proj", hidden, inner)],
+        ]
+        if self.packed:
+            groups[0] = [("self_attn.qkv_proj", q_size + 2 * kv_size, hidden)]
+            groups[2] = [("mlp.gate_up_proj", 2 * inner, hidden)]
+        for layer in range(self.layers):
+            for group in groups:
+                yield [(f"{IN_LAYERS}{layer}.{name}", outputs, inputs) for name, outputs, inputs in group]
 
     def at_context(self, context_len: int) -> ModelConfig:
         """The model in an engine whose longest request has so many tokens: longrope rotates by that."""
@@ -123,7 +155,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     def multiplier(name: str) -> float:
         return float(config.get(name, 1.0)) if family.multipliers else 1.0
 
-    return ModelConfig(
+    model = ModelConfig(
         architecture=architecture,
         vocab_size=int(config["vocab_size"]),
         hidden_size=hidden_size,
@@ -153,6 +185,13 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         residual_scale=multiplier("residual_multiplier"),
         logits_divisor=multiplier("logits_scaling"),
     )
+    names = [[name for name, _, _ in group] for group in model.linears()]
+    quantization = read_quantization(config, names)
+    if quantization and model.has_experts:
+        raise ModelError(
+            f"unsupported quantization: {quantization.format.name} of experts; it is for dense models"
+        )
+    return replace(model, quantization=quantization)
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
@@ -169,13 +208,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
         raise ModelError(f"unsupported architecture: {met}; {supported}")
     if config.get("auto_map"):
         raise ModelError(f"the model needs its own code (auto_map), which is never run; {supported}")
-    if quantization := config.get("quantization_config"):
-        method = (
-            quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
-        )
-        raise ModelError(
-            f"unsupported quantization: {method}; supported are unquantized safetensors, and GGUF"
-        )
     if config.get("use_bidirectional_attention"):
         raise ModelError("unsupported attention: bidirectional; a decoder reads what came before")
     expected = FAMILIES[names[0]].activation_names

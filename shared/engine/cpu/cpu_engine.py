@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -24,6 +25,7 @@ from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, LoadJob, features_with
+from shared.engine.quantized.fp8 import dequantized
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import LogprobRows
 from shared.engine.sampling.masks import Constraints
@@ -81,7 +83,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
         limits=limits,
         model_fingerprint=model_fingerprint(folder, shape, dtypes.weights),
         kv_format=kv_format(shape, config.page_size, dtypes.kv),
-        determinism=f"{kernels.determinism},{dtype_name(dtypes.weights)},kv-{kv},{library_version()}",
+        determinism=f"{kernels.determinism},{_numbers(shape, dtypes.weights)},kv-{kv},{library_version()}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,
         grammars=grammars,
@@ -100,7 +102,7 @@ def native_decoder(
     with Weights(job.folder) as weights, torch.inference_mode():
         return NativeDecoder(
             library,
-            StoredWeights(job.shape, weights, packed),
+            StoredWeights(job.shape, dequantized(weights, job.shape.quantization), packed),
             cache,
             context_len=context_len,
             threads=job.config.threads,
@@ -116,8 +118,8 @@ def blocked_decoder(
     attention = BlockedAttention(job.shape, cache)
     with Weights(job.folder) as weights, torch.inference_mode():
         decoder = load_decoder(
-            job.shape,
-            weights,
+            replace(job.shape, quantization=None),
+            dequantized(weights, job.shape.quantization),
             TorchOps(packed=True),
             context_len=context_len,
             dtype=torch.float32,
@@ -161,6 +163,12 @@ def _weights_bytes(shape: ModelConfig | FallbackConfig, packed: PackedFile | Non
 
 def _weight_kinds(shape: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
     if packed is None or isinstance(shape, FallbackConfig):
-        return dtype_name(dtype)
+        return _numbers(shape, dtype)
     whole = packed.matrices == shape.matrices
     return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
+
+
+def _numbers(shape: ModelConfig | FallbackConfig, dtype: torch.dtype) -> str:
+    """What is computed with, whoever packs it: a GGUF file's blocks give the bits of its floats."""
+    quantization = shape.quantization if isinstance(shape, ModelConfig) else None
+    return dtype_name(dtype) if quantization is None else f"{dtype_name(dtype)} of {quantization.format.name}"

@@ -23,9 +23,10 @@ from shared.engine.checkpoint.rope_config import Rope
 from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.weights import OnProgress, WeightSource
+from shared.engine.model.weights import OnProgress
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
+from shared.engine.weight_source import WeightSource
 from shared.primitives.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {

@@ -15,11 +15,12 @@ from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.memory import FittedPool, graph_tokens, room_for
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.loading import load_decoder
-from shared.engine.model.weights import OnProgress, Weights, WeightSource, model_fingerprint, stored_dtype
+from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.sampling.masks import Matchers
+from shared.engine.weight_source import WeightSource
 from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.messages import Limits
@@ -51,7 +52,7 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
         device, cache, room = assemble(
             platform, source, config, on_progress=job.on_progress, on_logits=job.on_logits
         )
-    kinds = f"{dtype_name(dtypes.weights)},kv-{dtype_name(dtypes.kv)}"
+    kinds = f"{_weight_kinds(platform, source)},kv-{dtype_name(dtypes.kv)}"
     return Engine(
         device=device,
         cache=cache,
@@ -125,7 +126,12 @@ def assemble(
 
 def _describe(platform: Platform, source: DecoderSource, config: EngineConfig, room: FittedPool) -> str:
     dtypes = source.dtypes
-    types = f"weights {dtype_name(dtypes.weights)}, KV {dtype_name(dtypes.kv)}"
+    types = f"weights {_weight_kinds(platform, source)}, KV {dtype_name(dtypes.kv)}"
     return (
         f"{source.shape.architecture} on {platform.description}, {types}, {room.words}, {config.slots} slots"
     )
+
+
+def _weight_kinds(platform: Platform, source: DecoderSource) -> str:
+    name, quantization = dtype_name(source.dtypes.weights), source.shape.quantization
+    return name if quantization is None else f"{name} and {platform.fp8.way(quantization.format)}"

@@ -30,7 +30,9 @@ class DeviceMemory:
 
     total: int
     free: int
-    workspace: Callable[[ModelConfig, int], int]  # bytes of attention, for a model and so many slots
+    workspace: Callable[
+        [ModelConfig, int], int
+    ]  # bytes beside weights and pages, for a model and so many slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def room_for(
     """
     most, most_reason = _context(shape, config, memory)
     one_page = page_bytes(shape, config.page_size, dtypes.kv)
-    weights = shape.parameters * dtypes.weights.itemsize
+    weights = shape.weight_bytes(dtypes.weights.itemsize)
     reserve = _reserve(shape, dtypes, config, most, memory.workspace(shape, config.slots) if memory else 0)
     demand = Demand(
         weights_bytes=weights,

@@ -31,6 +31,7 @@ from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepK
 from shared.engine.model.experts import GroupedExperts, check_grouped
 from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
+from shared.engine.quantized.fp8 import ON_HOST, Fp8Products
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
 
@@ -48,6 +49,7 @@ class Platform:
     kernels: StepKernels
     attention: Callable[[ModelConfig, KVCache, int], StreamAttention]  # the last: slots
     check: Callable[[ModelConfig, Dtypes], None]  # raises `ConfigError` for what kernels do not support
+    fp8: Fp8Products  # what it multiplies in 8 bits
     capability: tuple[int, int] | None  # of the GPU
     memory: DeviceMemory | None  # of the GPU
     graph_tokens: int  # of an EXTEND step that a graph takes, at most
@@ -70,6 +72,7 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         ReferenceKernels(),
         lambda config, cache, slots: ReferenceAttention(config, cache, forward, slots),
         check=lambda _config, _dtypes: None,
+        fp8=ON_HOST,
         capability=None,
         memory=None,
         graph_tokens=_HOST_GRAPH_TOKENS,
@@ -89,6 +92,7 @@ def cuda_platform(deterministic: bool) -> Platform:
     check_compiled_for(capability, aot_folder())
     forward, copies = CudaStream(device), CudaStream(device)
     heads = CudaHeadWriter.compiled(device)
+    fp8 = Fp8Products.on_gpu(capability, deterministic=deterministic)
 
     def attention(config: ModelConfig, cache: KVCache, slots: int) -> FlashInferAttention:
         return FlashInferAttention(
@@ -108,6 +112,11 @@ def cuda_platform(deterministic: bool) -> Platform:
                     "deterministic: true is not for models with experts: the tokens of a batch share their products"
                 )
             check_grouped(config, dtypes.weights, capability)
+        fp8.check(config.quantization, dtypes.weights)
+
+    def workspace(config: ModelConfig, slots: int) -> int:
+        dequantized = fp8.dequantized_bytes(config.quantization, config.linears())
+        return workspace_bytes(config, slots, Processors.of(device)) + dequantized
 
     name = torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
@@ -117,14 +126,13 @@ def cuda_platform(deterministic: bool) -> Platform:
         forward,
         copies,
         # A row's bits may depend on the number of rows, as with any library.
-        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device)),
+        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device), fp8),
         CudaKernels.compiled(device),
         attention,
         check=check,
+        fp8=fp8,
         capability=capability,
-        memory=DeviceMemory(
-            total, free, lambda config, slots: workspace_bytes(config, slots, Processors.of(device))
-        ),
+        memory=DeviceMemory(total, free, workspace),
         graph_tokens=GRAPH_TOKENS,
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",
@@ -187,13 +195,17 @@ def make_products_deterministic() -> None:
 
 
 # ---- FlashInfer's kernels, and cuBLAS where torch has the better one -------------------------------------------------
+_NO_FP8 = Fp8Products()
+
+
 class FlashInferOps:
     """See `Ops`."""
 
-    def __init__(self, flashinfer: Any, gemv: Gemv | None = None) -> None:
+    def __init__(self, flashinfer: Any, gemv: Gemv | None = None, fp8: Fp8Products = _NO_FP8) -> None:
         """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows."""
         self._flashinfer = flashinfer
         self._gemv = gemv
+        self.fp8_linear = fp8.linear  # see `Ops`
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -26,7 +26,8 @@ from shared.engine.model.grouped_attention import GroupedAttention
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Linear, Ops
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.weights import OnProgress, WeightSource
+from shared.engine.model.weights import OnProgress
+from shared.engine.weight_source import WeightSource
 
 
 def load_decoder(
@@ -151,8 +152,9 @@ class LayerLoader:
     def _linear(self, names: list[str], sizes: list[int], inputs: int, *, bias: bool) -> Linear:
         """One linear for several that share their input."""
         pairs = list(zip(names, sizes, strict=True))
+        biases = [self.weights.vector(f"{name}.bias", size, self.dtype) for name, size in pairs if bias]
+        joined_bias = torch.cat(biases) if bias else None
+        if form := self.weights.format_of(names):
+            return self.ops.fp8_linear(self.weights.fp8(names, sizes, inputs, form), joined_bias)
         weight = torch.cat([self.weights.matrix(name, size, inputs, self.dtype) for name, size in pairs])
-        if not bias:
-            return self.ops.linear(weight, None)
-        biases = [self.weights.vector(f"{name}.bias", size, self.dtype) for name, size in pairs]
-        return self.ops.linear(weight, torch.cat(biases))
+        return self.ops.linear(weight, joined_bias)

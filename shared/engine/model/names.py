@@ -7,12 +7,16 @@ before the MLP in Llama, and the one behind attention in Gemma 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.model.weights import WeightSource
+from shared.engine.quantized.formats import WeightFormat
+from shared.engine.quantized.fp8 import Fp8Weight, joined, take
+from shared.engine.weight_source import WeightSource
 
 
 class DecoderWeights:
@@ -34,6 +38,25 @@ class DecoderWeights:
         if self._whole is None or self._whole[0] != packed:
             self._whole = (packed, self._source.take(packed, (rows, inputs), dtype))
         return self._whole[1][first : first + outputs]
+
+    def format_of(self, names: Sequence[str]) -> WeightFormat | None:
+        """How linears that are computed as one are stored; None: not quantized."""
+        quantization = self._config.quantization
+        if quantization is None:
+            return None
+        return quantization.format_of(self._stored(names, [0] * len(names))[0][0])
+
+    def fp8(self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat) -> Fp8Weight:
+        """The weight of linears that are computed as one, in 8 bits; `ModelError` unless all of it is there."""
+        stored = self._stored(names, sizes)
+        return joined([take(self._source, form, name, outputs, inputs) for name, outputs in stored])
+
+    def _stored(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+        """The linears that the file holds for these, and their outputs."""
+        folder, _, part = names[0].rpartition(".")
+        if part not in self._parts:
+            return list(zip(names, sizes, strict=True))
+        return [(f"{folder}.{self._parts[part][0]}", sum(sizes))]
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """A bias, [size]."""

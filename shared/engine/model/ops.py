@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from shared.engine.quantized.fp8 import Fp8Weight
+
 Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
 
 
@@ -39,6 +41,9 @@ class Ops(Protocol):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight [outputs, inputs], bias [outputs], kept as they are best read."""
+
+    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        """As `linear`, of a weight in 8 bits."""
 
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""

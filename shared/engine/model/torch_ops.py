@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 from shared.engine.attention.heads import rms_norm
 from shared.engine.model.experts import GroupedExperts, SeparateExperts
 from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear
+from shared.engine.quantized.fp8 import ON_HOST, Fp8Weight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
@@ -67,6 +68,10 @@ class TorchOps:
         if self._packed:
             return SeparateExperts(gate_up, down, gated, self.linear)
         return GroupedExperts(gate_up, down, gated)
+
+    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        """See `Ops`."""
+        return ON_HOST.linear(weight, bias)
 
     def head(self, weight: Tensor) -> Head:
         """See `Ops`."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,16 +23,10 @@ from shared.primitives.errors import ModelError
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_EIGHT_BITS = "F8_E4M3"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
-
-
-class WeightSource(Protocol):
-    """Where a model takes its weights from, one by one."""
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The weight of this name, on the device that computes; `ModelError` unless it has this shape."""
 
 
 class Weights:
@@ -72,11 +67,22 @@ class Weights:
         """Read a tensor; `ModelError` unless it exists with this shape."""
         path = self._path(name)
         found = tuple(self._opened[path].get_slice(name).get_shape())
-        if found != shape:
+        one_number = shape == () and math.prod(found) == 1  # some write it as a list of one
+        if found != shape and not one_number:
             raise ModelError(f"{path}: {name} should have shape {list(shape)}, has {list(found)}")
-        self.stored_dtype(name)
+        if dtype == torch.float8_e4m3fn:
+            self._require_eight_bits(path, name)
+        else:
+            self.stored_dtype(name)
         tensor: Tensor = self._opened[path].get_tensor(name)
-        return tensor.to(dtype)
+        return tensor.to(dtype).reshape(shape)
+
+    def _require_eight_bits(self, path: Path, name: str) -> None:
+        stored = str(self._opened[path].get_slice(name).get_dtype())
+        if stored != _EIGHT_BITS:
+            raise ModelError(
+                f"{path}: {name} is {stored}; expected {_EIGHT_BITS}, as quantization_config of config.json says"
+            )
 
     def _path(self, name: str) -> Path:
         if name not in self._file_of:

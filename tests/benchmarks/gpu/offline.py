@@ -79,6 +79,9 @@ class RandomWeights:
     def __init__(self, device: torch.device) -> None:
         self._generator = torch.Generator(device).manual_seed(0)
 
+    def __contains__(self, _name: str) -> bool:
+        return True
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `WeightSource`."""
         where = self._generator.device

@@ -89,6 +89,9 @@ class MetaWeights:
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
 
+    def __contains__(self, _name: str) -> bool:
+        return True
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `WeightSource`."""
         assert name not in self.taken

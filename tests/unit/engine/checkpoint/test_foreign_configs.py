@@ -93,6 +93,19 @@ def test_every_configuration_of_transformers_is_read_or_refused_in_a_sentence(
         (LLAMA | {"rope_scaling": [1]}, "malformed"),
         (LLAMA | {"architectures": 7}, "no architecture"),
         (LLAMA | {"hidden_size": {"a": 1}}, "malformed"),
+        (
+            LLAMA | {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["re:(.+)+#"]}},
+            "unsupported pattern of module names",
+        ),
+        (
+            LLAMA
+            | {
+                "num_hidden_layers": 1024,
+                "quantization_config": {"quant_method": "fp8", "ignored_layers": ["re:" + ".*" * 100] * 60},
+            },
+            "patterns of module names take",
+        ),
+        (LLAMA | {"quantization_config": {"quant_method": {"fp8": 1}}}, "unsupported quantization"),
         ("[" * 200_000, "nested too deep"),
         ('{"a":' * 200_000, "nested too deep"),
         ('{"a": "' + "x" * (9 << 20) + '"}', "more than 8 MiB"),

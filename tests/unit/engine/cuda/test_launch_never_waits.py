@@ -140,6 +140,9 @@ class _Moved:
         self._weights = weights
         self._where = where
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._weights
+
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """See `WeightSource`."""
         return self._weights.take(name, shape, dtype).to(self._where)

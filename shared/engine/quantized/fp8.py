@@ -1,0 +1,269 @@
+"""Linears whose weights are 8-bit floats (e4m3): read with their scales, dequantized, and computed with.
+
+A weight is `values * scales` in float32, whatever the format: scales are kept for each row, and for each 128 columns
+where the file has blocks. So linears that share their input are joined as any weights are, each row with its own scale.
+
+    CPU engine                        dequantized at load, into the engine's type
+    channel, tensor                   `torch._scaled_mm` by rows; a token's numbers are rounded to e4m3 with one scale
+    block, compute capability 9.0     `scaled_mm` by blocks; a token's numbers are rounded with a scale for each 128
+    elsewhere, and deterministic      dequantized for each call, and inputs are not rounded
+
+Nothing looks at a value, so all may be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shared.engine.quantized.formats import BLOCK, Quantization, Scales, WeightFormat
+from shared.engine.weight_source import WeightSource
+from shared.primitives.errors import ConfigError
+
+E4M3 = torch.float8_e4m3fn
+LARGEST = 448.0  # of e4m3
+SMALLEST = 1e-12  # what a row of zeros counts as
+_ROWS_STEP = 4  # cuBLASLt reads scales of inputs by so many rows …
+_BLOCKS_STEP = (
+    4  # … and those of a weight by so many blocks of inputs: with others it computes wrong, and says nothing
+)
+_DEQUANTIZED_BYTES = 4 + 2  # a number, while a linear is dequantized
+_STEP = 16  # sizes that a GPU multiplies in FP8
+_FP8_CAPABILITY, _BLOCKS_CAPABILITY = (8, 9), (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight in 8 bits: `values * scales`."""
+
+    values: Tensor  # e4m3 [outputs, inputs]
+    scales: Tensor  # float32 [outputs, 1], or with blocks [outputs, ⌈inputs / 128⌉]
+    input_scale: Tensor | None  # float32 [], of all inputs; None: each token finds its own
+    blocks: bool
+    whole: bool  # each 128 rows from the first have the same scales
+
+    def dequantized(self) -> Tensor:
+        """float32 [outputs, inputs]: what every way to compute is compared with."""
+        wide, inputs = self.values.float(), self.values.shape[1]
+        if not self.blocks:
+            return wide.mul_(self.scales)
+        blocks = inputs // BLOCK
+        if blocks:
+            wide[:, : blocks * BLOCK].view(-1, blocks, BLOCK).mul_(self.scales[:, :blocks, None])
+        if inputs % BLOCK:
+            wide[:, blocks * BLOCK :].mul_(self.scales[:, -1:])
+        return wide
+
+
+def take(source: WeightSource, form: WeightFormat, name: str, outputs: int, inputs: int) -> Fp8Weight:
+    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type."""
+    values = source.take(f"{name}.weight", (outputs, inputs), E4M3)
+    scales = source.take(
+        _named(source, name, form.scale_names), form.scale_shape(outputs, inputs), torch.float32
+    )
+    if form.scales is Scales.BLOCK:
+        blocks = len(scales)
+        scales = scales.repeat_interleave(BLOCK, dim=0, output_size=blocks * BLOCK)[:outputs]
+    input_scale = None
+    if form.static_inputs:
+        input_scale = source.take(_named(source, name, form.input_scale_names), (), torch.float32)
+    return Fp8Weight(
+        values,
+        scales.reshape(-1, 1).expand(outputs, 1) if form.scales is Scales.TENSOR else scales,
+        input_scale,
+        blocks=form.scales is Scales.BLOCK,
+        whole=True,
+    )
+
+
+def _named(source: WeightSource, linear: str, names: Sequence[str]) -> str:
+    """The first of the names that there is; the first of all, if there is none."""
+    full = [f"{linear}.{name}" for name in names]
+    return next((name for name in full if name in source), full[0])
+
+
+def joined(parts: Sequence[Fp8Weight]) -> Fp8Weight:
+    """One linear for several that share their input, whose static scale is then the largest of theirs."""
+    input_scales = [part.input_scale for part in parts if part.input_scale is not None]
+    return Fp8Weight(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.stack(input_scales).amax() if input_scales else None,
+        blocks=parts[0].blocks,
+        whole=all(len(part.values) % BLOCK == 0 for part in parts[:-1]),
+    )
+
+
+class _Dequantized:
+    """`WeightSource` of a checkpoint in 8 bits, as if it were not."""
+
+    def __init__(self, source: WeightSource, quantization: Quantization) -> None:
+        self._source = source
+        self._quantization = quantization
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._source
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `WeightSource`."""
+        linear = name.removesuffix(".weight")
+        form = self._quantization.format_of(linear) if len(shape) == 2 and linear != name else None
+        if form is None:
+            return self._source.take(name, shape, dtype)
+        outputs, inputs = shape
+        return take(self._source, form, linear, outputs, inputs).dequantized().to(dtype)
+
+
+def dequantized(source: WeightSource, quantization: Quantization | None) -> WeightSource:
+    """Weights of a source, those of quantized linears in the type that is asked for."""
+    return source if quantization is None else _Dequantized(source, quantization)
+
+
+# ---- ways to compute -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Products:
+    """What torch multiplies in 8 bits on a device."""
+
+    by_rows: bool = False
+    by_blocks: bool = False
+    step: int = 1  # of which numbers of inputs and outputs are multiples
+
+    @classmethod
+    def on_gpu(cls, capability: tuple[int, int], *, deterministic: bool) -> Fp8Products:
+        """Products of a GPU. How kernels divide one may depend on the rows, so deterministic mode has none."""
+        if deterministic:
+            return cls()
+        return cls(capability >= _FP8_CAPABILITY, capability == _BLOCKS_CAPABILITY, _STEP)
+
+    def way(self, form: WeightFormat) -> str:
+        """How linears of this format are computed, for descriptions and fingerprints."""
+        return f"{form.name} {'multiplied' if self._able(form) else 'dequantized'}"
+
+    def linear(self, weight: Fp8Weight, bias: Tensor | None) -> Fp8Linear:
+        """y = x Wᵀ + b by the device's kernel if it takes these sizes, else dequantized for each call."""
+        outputs, inputs = weight.values.shape
+        if not self._takes(weight.blocks, outputs, inputs) or (weight.blocks and not weight.whole):
+            return _ByDequantized(weight, bias)
+        return ByBlocks(weight, bias) if weight.blocks else _ByRows(weight, bias)
+
+    def check(self, quantization: Quantization | None, dtype: torch.dtype) -> None:
+        """Raise `ConfigError` for a type that the kernels do not compute: those by rows give bfloat16 alone."""
+        if (
+            quantization
+            and self.step == _STEP
+            and self._able(quantization.format)
+            and dtype != torch.bfloat16
+        ):
+            name = str(dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"weights of {quantization.format.name} are multiplied in bfloat16 on cuda, not in {name}: set dtype "
+                "to bfloat16"
+            )
+
+    def dequantized_bytes(
+        self, quantization: Quantization | None, linears: Iterable[Sequence[tuple[str, int, int]]]
+    ) -> int:
+        """Memory for the largest linear that is dequantized for a call: in float32, then in 16 bits.
+
+        `linears`: as `ModelConfig.linears` gives them.
+        """
+        if quantization is None:
+            return 0
+        largest = 0
+        for group in linears:
+            form, inputs = quantization.format_of(group[0][0]), group[0][2]
+            if form is None:
+                continue
+            rows, blocks = [outputs for _, outputs, _ in group], form.scales is Scales.BLOCK
+            whole = not blocks or all(outputs % BLOCK == 0 for outputs in rows[:-1])
+            if not (whole and self._takes(blocks, sum(rows), inputs)):
+                largest = max(largest, sum(rows) * inputs)
+        return largest * _DEQUANTIZED_BYTES
+
+    def _able(self, form: WeightFormat) -> bool:
+        return self.by_blocks if form.scales is Scales.BLOCK else self.by_rows
+
+    def _takes(self, blocks: bool, outputs: int, inputs: int) -> bool:
+        if outputs % self.step or inputs % (BLOCK if blocks else self.step):
+            return False
+        return self.by_blocks if blocks else self.by_rows
+
+
+ON_HOST = Fp8Products(by_rows=True)
+
+
+class _ByDequantized:
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self._weight.dequantized().to(x.dtype), self._bias)
+
+
+class _ByRows:
+    """Every output has a scale, and so has every row of inputs."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._values, self._bias = weight.values.t(), bias  # [inputs, outputs], column by column
+        self._scales = weight.scales.t().contiguous()  # [1, outputs]
+        self._input_scale = weight.input_scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        values, scales = rounded(x, self._input_scale)
+        return torch._scaled_mm(
+            values, self._values, scale_a=scales, scale_b=self._scales, bias=self._bias, out_dtype=x.dtype
+        )
+
+
+class ByBlocks:
+    """Every 128 by 128 numbers of the weight have a scale, and so have every 128 numbers of a row of inputs."""
+
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+        self._values, self._bias = weight.values.t(), bias
+        scales = weight.scales[::BLOCK]  # [⌈outputs / 128⌉, inputs / 128]
+        self._scales = functional.pad(scales, (0, -scales.shape[1] % _BLOCKS_STEP)).contiguous().t()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x bfloat16 [rows, inputs] → [rows, outputs]."""
+        rows = len(x)
+        values, scales = rounded_by_blocks(functional.pad(x, (0, 0, 0, -rows % _ROWS_STEP)))
+        recipes = functional.ScalingType
+        y = functional.scaled_mm(
+            values,
+            self._values,
+            scales.t().contiguous().t(),  # column by column
+            recipes.BlockWise1x128,
+            self._scales,
+            recipes.BlockWise128x128,
+            output_dtype=x.dtype,
+        )[:rows]
+        return y if self._bias is None else y + self._bias
+
+
+Fp8Linear = _ByRows | ByBlocks | _ByDequantized
+
+
+def rounded(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x [rows, size] in e4m3, and float32 [rows, 1] that it is to be multiplied with: that of all rows if it is given.
+
+    The largest number of a row becomes the largest of e4m3; with a given scale larger ones become that too.
+    """
+    wide = x.float()
+    if scale is None:
+        scales = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST) / LARGEST
+    else:
+        scales = scale.reshape(1, 1).repeat(len(x), 1)
+    return (wide / scales).clamp(-LARGEST, LARGEST).to(E4M3), scales
+
+
+def rounded_by_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As `rounded`, for each 128 numbers of a row: scales [rows, size / 128]."""
+    rows, size = x.shape
+    values, scales = rounded(x.reshape(-1, BLOCK))
+    return values.view(rows, size), scales.view(rows, -1)
