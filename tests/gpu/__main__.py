@@ -81,6 +81,7 @@ PARTS = (
         "deployment", 6, "tests.gpu.deployment", (), ("--model", "tiny", "--device", "cuda-on-cpu", "--small")
     ),
     pytest_part("filters", 3, ARITHMETIC, only="filters"),
+    pytest_part("fp8", 3, ARITHMETIC, only="fp8"),
     pytest_part("families in bfloat16", 5, ARITHMETIC, only="transformers and bfloat16"),
     Part("attention by layout", 4, "tests.benchmarks.gpu.attention", (), ("--rehearse",)),
     pytest_part("VRAM between processes", 4, "tests/gpu/test_vram_transfer.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from shared.engine.cuda.step_kernels import (
     ReferenceKernels,
     read_reports,
 )
+from shared.engine.quantized.formats import WeightFormat
+from shared.engine.quantized.fp8 import Fp8Products, joined
 from tests.unit.engine.cuda.test_step_kernels import (
     any_logits,
     any_state,
@@ -36,6 +39,7 @@ from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import GPU_EXPERT_FAMILIES
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of, moved, token_errors
+from tests.unit.engine.quantized.test_fp8 import FORMS, off, parts, tokens
 from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, save_model, tiny_model
 
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
@@ -89,6 +93,37 @@ def logits_on(gpu: torch.device, folder: Path, steps: tuple[int, ...], dtype: to
         found = logits_of(folder, TOKENS, steps, ops, dtype=dtype, device=str(gpu), plan_with=plan_with)
     stream.synchronize()
     return found
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 64, 300])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_fp8_products_are_as_near_as_the_rounding_of_their_inputs_allows(
+    gpu: torch.device, form: WeightFormat, rows: int
+) -> None:
+    """By torch's kernels where the GPU has them, eagerly and as a graph: the bound is derived in the test beside."""
+    products = Fp8Products.on_gpu(torch.cuda.get_device_capability(gpu), deterministic=False)
+    merged = joined(parts(form, inputs=640, sizes=((256, 1.0), (128, 8.0), (128, 0.1))))
+    weight = replace(
+        merged,
+        values=merged.values.to(gpu),
+        scales=merged.scales.to(gpu),
+        input_scale=merged.input_scale if merged.input_scale is None else merged.input_scale.to(gpu),
+    )
+    stream, bias = CudaStream(gpu), torch.randn(512, device=gpu).bfloat16()
+    x, y = tokens(640, torch.bfloat16, rows).to(gpu), torch.empty(rows, 512, dtype=torch.bfloat16, device=gpu)
+    linear, biased = products.linear(weight, None), products.linear(weight, bias)
+    rounds = products.way(form).endswith("multiplied")
+    with stream.on_host():
+        assert off(linear, weight, x, rounds=rounds) <= 1
+        torch.testing.assert_close(biased(x), linear(x) + bias, rtol=2**-7, atol=1e-2)
+
+    def work() -> None:
+        y.copy_(linear(x))
+
+    replay = stream.capture(work)
+    with stream.on_host():
+        replay()
+        assert torch.equal(y, linear(x))
 
 
 @pytest.mark.parametrize(("rows", "vocab"), CHOSEN)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.step_kernels import CudaKernels
+from shared.engine.quantized.formats import BLOCK, Scales, WeightFormat
+from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
 
 LAUNCHES_MAX = 40
 UNCACHED_BYTES = 400 * 2**20  # of the matrices of one measurement together
@@ -120,6 +122,23 @@ def filters() -> None:
             say(f"{name}, {rows} rows: {microseconds(both, 5) - microseconds(copy, 5):.0f} us")
 
 
+def as_served(weights: list[Tensor], x: Tensor) -> list[str]:
+    """How linears of 8 bits are computed, and microseconds of each: by row and by blocks."""
+    products = Fp8Products.on_gpu(torch.cuda.get_device_capability(), deterministic=False)
+    outputs, inputs = weights[0].shape
+    told = []
+    for form in (WeightFormat(Scales.CHANNEL), WeightFormat(Scales.BLOCK)):
+        blocks = form.scales is Scales.BLOCK
+        scales = torch.ones(outputs, -(-inputs // BLOCK) if blocks else 1, device="cuda")
+        linears = [
+            products.linear(Fp8Weight(each, scales, None, blocks=blocks, whole=True), None)
+            for each in weights
+        ]
+        taken = microseconds(lambda at, made=linears: made[at](x), len(linears))  # type: ignore[misc]
+        told.append(f"{products.way(form)} {taken:.1f} us")
+    return told
+
+
 def formats() -> None:
     """torch's products in FP8, beside those in bfloat16, and its grouped product of experts."""
     one = torch.ones((), device="cuda")
@@ -147,6 +166,7 @@ def formats() -> None:
                 microseconds(by_tensor, len(narrow)),
             )
             say(f"{name}, {rows} rows: bfloat16 {a:.1f}, FP8 with a scale a row {b:.1f}, with one {c:.1f} us")
+            say(f"  as served, inputs rounded: {', '.join(as_served(narrow, x))}")
     up, down = (
         torch.randn(EXPERTS, *shape, device="cuda").mul_(0.02).bfloat16()
         for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
