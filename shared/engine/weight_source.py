@@ -17,5 +17,6 @@ class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The weight of this name, on the device that computes; `ModelError` unless it has this shape.
 
-        Numbers of 8 bits are never made of others: where they are asked for, the weight must be stored so.
+        Numbers of 8 bits, and bytes (uint8), are never made of others: where they are asked for, the weight must be
+        stored so.
         """

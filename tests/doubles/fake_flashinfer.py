@@ -146,8 +146,9 @@ class FakeDecodeWrapper(_Planned):
         self.write_plan([len(last_page_len), window_left, int(not disable_split_kv), 0, *indptr.tolist()])
         self._plan_info = [len(last_page_len), int(not disable_split_kv), self.library.extra_info]
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: Tensor, **returned: Any) -> Tensor:
         """See `DecodeWrapper`."""
+        assert not returned, "this double has no sums"
         self.library.bind(f"{self.name}.run", self, q, paged_kv_cache)
         out, rows = torch.empty_like(q), len(self.last_page_len)
         indptr, window = self.words(_HEADER, rows + 1), self.words(1, 1)
@@ -238,8 +239,10 @@ class FakePrefillWrapper(_Planned):
             self.library.stream.upload(copy, source)
         self.write_plan([len(seq_lens), settings["window_left"], 0, 0, *kv_indptr.tolist()])
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: Tensor, **returned: Any) -> Tensor:
         """See `PrefillWrapper`."""
+        out: Tensor = returned.pop("out")
+        assert not returned, "this double has no sums"
         self.library.bind(f"{self.name}.run", self, q, paged_kv_cache, out=out)
         qo_indptr, last_page_len = self._copies
         assert len(q) == self._rows

@@ -15,6 +15,7 @@ Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh), w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from shared.engine.attention.flashinfer_workspace import (
     Processors,
     float_workspace_bytes,
 )
-from shared.engine.attention.heads import HeadTransform
+from shared.engine.attention.heads import HeadTransform, weaken_by_sinks
 from shared.engine.attention.protocol import HeadWriter, PagedBatch
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -61,7 +62,7 @@ class DecodeWrapper(Protocol):
     def plan(self, *args: Any, **kwargs: Any) -> None:
         """Choose the kernels and plan a step."""
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: Tensor, **returned: Any) -> Any:
         """Attend by the last plan."""
 
 
@@ -77,7 +78,7 @@ class PrefillWrapper(Protocol):
     def plan(self, *args: Any, **kwargs: Any) -> None:
         """Choose the kernels and plan a step."""
 
-    def run(self, q: Tensor, paged_kv_cache: Tensor, *, out: Tensor) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: Tensor, **returned: Any) -> Any:
         """Attend by the last plan."""
 
 
@@ -375,14 +376,30 @@ class FlashInferAttention:
         return torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
 
 
-class FlashInferDecode:
+class _FlashInferStep:
+    """What steps of all kinds do in a layer: they write its keys and values, then attend."""
+
+    def __init__(self, attention: FlashInferAttention, batch: PagedBatch) -> None:
+        self._attention = attention
+        self._batch = batch
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
+        """See `PlannedAttention`."""
+        view = self._attention.view(layer)
+        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
+        return self._run(self._attention.window(layer), q, view, transform.sinks)
+
+    def _run(self, window: Window, q: Tensor, view: Tensor, sinks: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class FlashInferDecode(_FlashInferStep):
     """See `DecodeAttention`."""
 
     def __init__(
         self, attention: FlashInferAttention, batch: PagedBatch, wrappers: dict[Window, DecodeWrapper]
     ) -> None:
-        self._attention = attention
-        self._batch = batch
+        super().__init__(attention, batch)
         self._wrappers = wrappers
         # what the graph keeps: of the first plan, before its capture
         self._captured: list[list[int]] | None = None
@@ -396,21 +413,17 @@ class FlashInferDecode:
             self._captured = planned
         return planned == self._captured
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
-        """See `PlannedAttention`."""
-        view = self._attention.view(layer)
-        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
-        return self._wrappers[self._attention.window(layer)].run(q, view)
+    def _run(self, window: Window, q: Tensor, view: Tensor, sinks: Tensor | None) -> Tensor:
+        return _attended(self._wrappers[window], q, view, sinks)
 
 
-class FlashInferExtendGraph:
+class FlashInferExtendGraph(_FlashInferStep):
     """See `ExtendAttention`."""
 
     def __init__(
         self, attention: FlashInferAttention, batch: PagedBatch, wrappers: dict[Window, PrefillWrapper]
     ) -> None:
-        self._attention = attention
-        self._batch = batch
+        super().__init__(attention, batch)
         self._wrappers = wrappers
         # what the graph keeps: of the first plan, before its capture
         self._captured: list[list[int]] | None = None
@@ -423,32 +436,39 @@ class FlashInferExtendGraph:
         if planned != self._captured:
             raise InvariantError(f"FlashInfer planned {planned} where a graph keeps {self._captured}")
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
-        """See `PlannedAttention`."""
-        view = self._attention.view(layer)
-        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        return self._wrappers[self._attention.window(layer)].run(q, view, out=out)
+    def _run(self, window: Window, q: Tensor, view: Tensor, sinks: Tensor | None) -> Tensor:
+        return _attended(self._wrappers[window], q, view, sinks, out=_like(q))
 
 
-class FlashInferExtend:
+class FlashInferExtend(_FlashInferStep):
     """`PlannedAttention` of an EXTEND step; its plan holds until the next one is made."""
 
     def __init__(self, attention: FlashInferAttention, batch: PagedBatch, parts: Sequence[_Part]) -> None:
-        self._attention = attention
-        self._batch = batch
+        super().__init__(attention, batch)
         self._parts = parts
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
-        """See `PlannedAttention`."""
-        view = self._attention.view(layer)
-        q = self._attention.heads.write(q, k, v, transform, self._batch, view)
-        window = self._attention.window(layer)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    def _run(self, window: Window, q: Tensor, view: Tensor, sinks: Tensor | None) -> Tensor:
+        out = _like(q)
         for part in self._parts:
             rows = slice(part.first, part.end)
-            part.wrappers[window].run(q[rows], view, out=out[rows])
+            _attended(part.wrappers[window], q[rows], view, sinks, out=out[rows])
         return out
+
+
+def _attended(
+    wrapper: DecodeWrapper | PrefillWrapper, q: Tensor, view: Tensor, sinks: Tensor | None, **out: Tensor
+) -> Tensor:
+    """Attend by the wrapper's plan. FlashInfer's logarithms are of base 2."""
+    if sinks is None:
+        attended: Tensor = wrapper.run(q, view, **out)
+        return attended
+    attended, log_sums = wrapper.run(q, view, **out, return_lse=True)
+    return weaken_by_sinks(attended, log_sums * math.log(2), sinks)
+
+
+def _like(q: Tensor) -> Tensor:
+    """Make a tensor of the shape and type of q, contiguous, as q need not be."""
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What lies between a layer's projections and its attention: norms and a rotation of heads, in plain torch."""
+"""What a layer does to heads around its attention: norms, a rotation and sinks, in plain torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
-    """What a layer does to each head of its queries and keys: a norm, then a rotation, or neither."""
+    """What a layer does to each head of its queries and keys: a norm, then a rotation, or neither; and its sinks."""
 
     q_norm: Tensor | None = None  # [head_dim]
     k_norm: Tensor | None = None
     epsilon: float = 0.0  # of the norms
     cos_sin: Tensor | None = None  # float32 [context_len, rotary_dim]: cosines first, of the first dimensions
+    # float32 [heads]: the score of a key that every query sees, whose value is 0 (Xiao et al., 2023)
+    sinks: Tensor | None = None
 
     def __call__(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Transform q and k [rows, heads, head_dim] at positions int32 [rows], in plain torch."""
@@ -25,6 +27,15 @@ class HeadTransform:
             return q, k
         cos, sin = self.cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
         return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def weaken_by_sinks(attended: Tensor, log_sums: Tensor, sinks: Tensor) -> Tensor:
+    """Let each head's sink have its part of the weights, as if it had been among the keys.
+
+    attended [rows, heads, head_dim], overwritten and returned; log_sums float32 [rows, heads], natural logarithms of
+    the sums of the exponentials of scores; sinks float32 [heads].
+    """
+    return attended.mul_(torch.sigmoid(log_sums - sinks).unsqueeze(-1))
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

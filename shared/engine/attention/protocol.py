@@ -86,7 +86,10 @@ class PlannedAttention(Protocol):
     """Attention of one step."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
-        """Transform q and k, write k and v [rows, kv_heads, head_dim], attend with q [rows, heads, head_dim]; as q."""
+        """Transform q and k, write k and v [rows, kv_heads, head_dim], attend with q [rows, heads, head_dim]; as q.
+
+        `transform.sinks` are among the keys.
+        """
 
 
 class Attention(Protocol):

@@ -130,7 +130,7 @@ class ReferenceStep:
         place = torch.full((requests, self._rows), -1, dtype=torch.int32, device=q.device)
         place[request, row] = batch.positions
         keys, values = self._gather(cells)
-        return self._attend(layer, queries, keys, values, place)[request, row].to(q.dtype)
+        return self._attend(layer, queries, keys, values, place, transform.sinks)[request, row].to(q.dtype)
 
     def _gather(self, cells: tuple[Tensor, Tensor]) -> list[Tensor]:
         """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
@@ -141,7 +141,9 @@ class ReferenceStep:
         page, slot = torch.where(held, page, 0), token % batch.page_size
         return [torch.where(held[:, :, None, None], cell[page, :, slot].float(), 0.0) for cell in cells]
 
-    def _attend(self, layer: int, q: Tensor, keys: Tensor, values: Tensor, place: Tensor) -> Tensor:
+    def _attend(
+        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, place: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """q [requests, rows, heads, head_dim], place [requests, rows]: the position of each query → as q."""
         shared = self._config.heads // self._config.kv_heads  # query heads of a key-value head
         keys, values = (each.repeat_interleave(shared, dim=2) for each in (keys, values))
@@ -151,7 +153,11 @@ class ReferenceStep:
         hidden = token > place.unsqueeze(2)
         if (window := self._config.windows[layer]) is not None:
             hidden |= token <= place.unsqueeze(2) - window
-        weights = scores.masked_fill(hidden.unsqueeze(1), -torch.inf).softmax(-1)
+        scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
+        if sinks is not None:
+            column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, column), dim=-1)
+        weights = scores.softmax(-1)[..., : self._tokens]
         return torch.einsum("nhqk,nkhd->nqhd", weights, values)
 
 

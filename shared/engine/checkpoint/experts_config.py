@@ -29,6 +29,7 @@ class Routing:
     scoring: Scoring = Scoring.SOFTMAX
     normalized: bool = True  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # of the weights
+    biased: bool = False  # logits get a bias by expert
     corrected: bool = False  # scores get a bias by expert before the choice; weights do not
     groups: int = 1  # of experts, one behind the other
     groups_chosen: int = 1  # by the sum of their two best scores; only their experts are chosen from
@@ -49,10 +50,27 @@ class Routing:
 
 
 @dataclass(frozen=True)
+class ClampedGate:
+    """An expert's numbers by gpt-oss: (up + 1) · gate · sigmoid(slope · gate), both clamped at `limit`."""
+
+    slope: float
+    limit: float
+
+
+class Storage(Enum):
+    """How a family's files store experts."""
+
+    SEPARATE = "separate"  # each linear by itself, [outputs, inputs]
+    STACKED = "stacked"  # all experts as one, [experts, inputs, outputs], gate and up in turns
+    MXFP4 = "mxfp4"  # the same as [experts, outputs, inputs], 32 inputs by 16 bytes and a scale
+
+
+@dataclass(frozen=True)
 class ExpertNames:
     """What a family's files call the weights below a layer."""
 
     block: str = "mlp"
+    router: str = "gate"
     gate: str = "gate_proj"  # of an expert
     up: str = "up_proj"
     down: str = "down_proj"
@@ -65,12 +83,17 @@ class ExpertsConfig:
     routing: Routing
     inner: int
     shared_inner: int = 0  # 0: there is none
+    biased: bool = False  # each linear of an expert
+    clamped: ClampedGate | None = None  # None: the model's activation
+    storage: Storage = Storage.SEPARATE
     names: ExpertNames = ExpertNames()
 
     def parameters(self, hidden: int) -> int:
         """Number of weights."""
-        router = self.routing.experts * (hidden + self.routing.corrected)
-        return router + 3 * hidden * (self.routing.experts * self.inner + self.shared_inner)
+        routing = self.routing
+        router = routing.experts * (hidden + routing.biased + routing.corrected)
+        biases = routing.experts * (2 * self.inner + hidden) * self.biased
+        return router + biases + 3 * hidden * (routing.experts * self.inner + self.shared_inner)
 
     def computed(self, hidden: int) -> int:
         """Number of weights that a token is multiplied with."""
@@ -84,6 +107,14 @@ class ExpertsConfig:
 
 ExpertLayers = tuple[ExpertsConfig | None, ...]  # None: the layer has one MLP
 ReadExperts = Callable[[Mapping[str, Any], int], ExpertLayers]  # of a config and its number of layers
+
+
+def quantization_of(config: Mapping[str, Any]) -> str | None:
+    """How the file says that its weights are quantized; None: they are not."""
+    found = config.get("quantization_config")
+    if not found:
+        return None
+    return str(found.get("quant_method", "unnamed") if isinstance(found, dict) else found)
 
 
 def no_experts(_config: Mapping[str, Any], layers: int) -> ExpertLayers:
@@ -109,7 +140,7 @@ def qwen3_moe_experts(config: Mapping[str, Any], layers: int) -> ExpertLayers:
 def mixtral_experts(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     """All layers have experts, whose inner size is the model's."""
     routing = Routing(int(config["num_local_experts"]), int(config["num_experts_per_tok"]))
-    names = ExpertNames("block_sparse_moe", "w1", "w3", "w2")
+    names = ExpertNames("block_sparse_moe", gate="w1", up="w3", down="w2")
     return (ExpertsConfig(routing, int(config["intermediate_size"]), names=names),) * layers
 
 
@@ -129,3 +160,17 @@ def glm4_moe_experts(config: Mapping[str, Any], layers: int) -> ExpertLayers:
     found = ExpertsConfig(routing, inner, shared_inner=inner * int(config.get("n_shared_experts") or 0))
     dense = int(config.get("first_k_dense_replace", 1))
     return tuple(None if layer < dense else found for layer in range(layers))
+
+
+def gpt_oss_experts(config: Mapping[str, Any], layers: int) -> ExpertLayers:
+    """All layers have experts, with biases and a clamped gate. The softmax is over those chosen: the same weights."""
+    routing = Routing(int(config["num_local_experts"]), int(config["num_experts_per_tok"]), biased=True)
+    found = ExpertsConfig(
+        routing,
+        int(config["intermediate_size"]),
+        biased=True,
+        clamped=ClampedGate(float(config.get("swiglu_alpha", 1.702)), float(config.get("swiglu_limit", 7.0))),
+        storage=Storage.MXFP4 if quantization_of(config) == "mxfp4" else Storage.STACKED,
+        names=ExpertNames(router="router"),
+    )
+    return (found,) * layers

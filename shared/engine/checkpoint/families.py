@@ -15,6 +15,7 @@ from typing import Any
 from shared.engine.checkpoint.experts_config import (
     ReadExperts,
     glm4_moe_experts,
+    gpt_oss_experts,
     mixtral_experts,
     no_experts,
     qwen3_moe_experts,
@@ -83,6 +84,8 @@ class Family:
     qk_norm: QKNorm = QKNorm.NONE
     qk_norm_switch: bool = False  # only where the file's use_qk_norm says so
     experts: ReadExperts = no_experts
+    quantizations: tuple[str, ...] = ()  # that its files may have
+    sinks: bool = False  # attention has one a head
     qkv_bias: bool | None = None  # None: as the file's attention_bias says
     output_biased: bool = True  # attention's output has a bias where the file's attention_bias says so
     packed: bool = False  # q, k and v are stored as one weight, and so are gate and up
@@ -134,6 +137,14 @@ FAMILIES: dict[str, Family] = {
         experts=glm4_moe_experts,
         rope=RopeDefaults(partial=True),
         defaults=(("rms_norm_eps", 1e-5), ("partial_rotary_factor", 0.5)),
+    ),
+    "GptOssForCausalLM": Family(
+        kinds=_all_but_each(2),
+        sinks=True,
+        experts=gpt_oss_experts,
+        quantizations=("mxfp4",),
+        rope=RopeDefaults(theta=150_000.0),
+        defaults=(("attention_bias", True), ("rms_norm_eps", 1e-5), ("sliding_window", 128)),
     ),
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": replace(

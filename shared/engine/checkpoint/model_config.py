@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shared.engine.checkpoint.experts_config import ExpertLayers
+from shared.engine.checkpoint.experts_config import ExpertLayers, quantization_of
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.engine.quantized.formats import IN_LAYERS, Quantization, read_quantization
@@ -49,6 +49,7 @@ class ModelConfig:
     activation: Activation = Activation.SILU
     norms: Norms = Norms.BEFORE
     norm_offset: float = 0.0  # added to the weights of norms
+    sinks: bool = False  # attention has one a head
     packed: bool = False  # q, k and v are stored as one weight, and so are gate and up
     attention_cap: float | None = None  # of scores: cap * tanh(score / cap)
     logits_cap: float | None = None  # of logits, likewise
@@ -66,7 +67,7 @@ class ModelConfig:
         mlp = 3 * hidden * inner + (2 * inner + hidden) * self.mlp_bias
         qk_norms = {QKNorm.NONE: 0, QKNorm.HEAD: 2 * self.head_dim, QKNorm.WHOLE: q_size + kv_size}
         norms = (4 if self.norms is Norms.AROUND else 2) * hidden + qk_norms[self.qk_norm]
-        attention += hidden * self.output_bias + norms
+        attention += hidden * self.output_bias + norms + self.heads * self.sinks
         feed_forward = sum(mlp if experts is None else experts.parameters(hidden) for experts in self.experts)
         embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
         return embeddings + self.layers * attention + feed_forward + hidden
@@ -178,6 +179,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         activation=family.activation,
         norms=family.norms,
         norm_offset=family.norm_offset,
+        sinks=family.sinks,
         packed=family.packed,
         attention_cap=_cap(family.attention_capped, config.get("attn_logit_softcapping")),
         logits_cap=_cap(family.logits_capped, config.get("final_logit_softcapping")),
@@ -186,7 +188,8 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         logits_divisor=multiplier("logits_scaling"),
     )
     names = [[name for name, _, _ in group] for group in model.linears()]
-    quantization = read_quantization(config, names)
+    by_family = quantization_of(config) in family.quantizations
+    quantization = None if by_family else read_quantization(config, names)
     if quantization and model.has_experts:
         raise ModelError(
             f"unsupported quantization: {quantization.format.name} of experts; it is for dense models"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LAYER_KINDS = {"full_attention", "sliding_attention", "attention"}
 _SINKS = {  # of transformers 5.23; known by `model_type`, since their weights may take minutes to load
-    "flint", "gpt_oss", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter",
+    "flint", "granite_swa", "granitemoe_swa", "mimo_v2_flash", "openai_privacy_filter",
 }  # fmt: skip
 _ROPES_BY_LENGTH = {"dynamic", "longrope", "su"}  # transformers turns them by the longest sequence of a batch
 

@@ -167,10 +167,10 @@ class BlockedStep:
         scaled = q.float() * config.attention_scale
         tiles[self._row_tiles, :, self._row_slots] = scaled.view(-1, config.kv_heads, shared, config.head_dim)
         for group in self._groups:
-            tiles[group.tiles] = self._attend_group(layer, group, tiles[group.tiles])
+            tiles[group.tiles] = self._attend_group(layer, group, tiles[group.tiles], transform.sinks)
         return tiles[self._row_tiles, :, self._row_slots].reshape(q.shape).to(q.dtype)
 
-    def _attend_group(self, layer: int, group: _Group, q: Tensor) -> Tensor:
+    def _attend_group(self, layer: int, group: _Group, q: Tensor, sinks: Tensor | None) -> Tensor:
         """q and result [tiles, kv_heads, TILE, heads per kv head, head_dim]."""
         pairs, heads, shape = len(group.pair_tiles), self._config.kv_heads, q.shape[1:]
         keys, values = self._keys(group, layer), self._values(group, layer)
@@ -186,6 +186,8 @@ class BlockedStep:
         highest = _fold(group, scores.amax(-1), _maximum_)
         scores.sub_(highest[group.pair_tiles].unsqueeze(-1)).exp_()
         total = _fold(group, scores.sum(-1), Tensor.add_)
+        if sinks is not None:  # beside the highest score, as all others
+            total.add_(torch.exp(sinks.view(heads, 1, -1).expand(-1, TILE, -1).reshape(heads, -1) - highest))
         partial = torch.bmm(scores.view(pairs * heads, -1, BLOCK), values)
         weighted = _fold(group, partial.view(pairs, heads, -1, self._config.head_dim), Tensor.add_)
         return weighted.div_(total.unsqueeze(-1)).view(len(q), *shape)

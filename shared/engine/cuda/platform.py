@@ -29,7 +29,7 @@ from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.model.experts import GroupedExperts, check_grouped
-from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear, Ops
+from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.fp8 import ON_HOST, Fp8Products
 from shared.engine.streams import Mark, Stream, Work
@@ -232,9 +232,9 @@ class FlashInferOps:
 
         return product
 
-    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
+    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
         """See `Ops`; within `check_grouped`."""
-        return GroupedExperts(gate_up, down, gated)
+        return GroupedExperts(bank, gated)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""

@@ -13,7 +13,7 @@ from shared.engine.checkpoint.dtypes import dtype_name
 from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.model.gated_mlp import GatedMLP
-from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear
+from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear
 from shared.engine.model.routing import route
 from shared.primitives.errors import ConfigError
 
@@ -24,6 +24,7 @@ class Experts:
 
     routing: Routing
     router: Head  # its logits are float32, so that rounding makes no two experts equal
+    bias: Tensor | None  # of the logits, float32 [experts]
     correction: Tensor | None  # float32 [experts]
     products: ExpertProducts
     shared: GatedMLP | None
@@ -31,7 +32,10 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
         logits = x.new_empty(len(x), self.routing.experts, dtype=torch.float32)
-        chosen, weights = route(self.router(x, logits), self.correction, self.routing)
+        logits = self.router(x, logits)
+        if self.bias is not None:
+            logits = logits + self.bias
+        chosen, weights = route(logits, self.correction, self.routing)
         found = self.products(x, chosen, weights)
         return found if self.shared is None else found + self.shared(x)
 
@@ -67,10 +71,11 @@ class GroupedExperts:
     row chose is not read.
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor, gated: Gated) -> None:
-        self._gate_up, self._down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    def __init__(self, bank: ExpertBank, gated: Gated) -> None:
+        self._gate_up, self._down = bank.gate_up.transpose(1, 2), bank.down.transpose(1, 2)
+        self._gate_up_bias, self._down_bias = bank.gate_up_bias, bank.down_bias
         self._gated = gated
-        self._numbers = torch.arange(len(down), device=down.device)
+        self._numbers = torch.arange(len(bank.down), device=bank.down.device)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `ExpertProducts`."""
@@ -78,8 +83,12 @@ class GroupedExperts:
         of_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(of_expert, self._numbers, right=True, out_int32=True)
         rows = x.index_select(0, order // count)
-        inner = self._gated(grouped_mm(rows, self._gate_up, offs=ends))
-        found = grouped_mm(inner, self._down, offs=ends)
+        inner = grouped_mm(rows, self._gate_up, offs=ends)
+        if self._gate_up_bias is not None:
+            inner += self._gate_up_bias.index_select(0, of_expert)
+        found = grouped_mm(self._gated(inner), self._down, offs=ends)
+        if self._down_bias is not None:
+            found += self._down_bias.index_select(0, of_expert)
         given = torch.empty_like(found).index_copy_(0, order, found).view(tokens, count, -1)
         return (given.float() * weights.unsqueeze(2)).sum(1).to(x.dtype)
 
@@ -91,12 +100,19 @@ class SeparateExperts:
     """
 
     def __init__(
-        self, gate_up: Tensor, down: Tensor, gated: Gated, linear: Callable[[Tensor, Tensor | None], Linear]
+        self, bank: ExpertBank, gated: Gated, linear: Callable[[Tensor, Tensor | None], Linear]
     ) -> None:
-        """`linear` makes y = x Wᵀ whose row results do not depend on the other rows."""
+        """`linear` makes y = x Wᵀ + b whose row results do not depend on the other rows."""
+        none = [None] * len(bank.down)
         self._mlps = [
-            GatedMLP(linear(first, None), gated, linear(last, None))
-            for first, last in zip(gate_up, down, strict=True)
+            GatedMLP(linear(first, first_bias), gated, linear(last, last_bias))
+            for first, first_bias, last, last_bias in zip(
+                bank.gate_up,
+                none if bank.gate_up_bias is None else bank.gate_up_bias,
+                bank.down,
+                none if bank.down_bias is None else bank.down_bias,
+                strict=True,
+            )
         ]
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ from shared.engine.model.decoder import (
     DecoderParts,
     FeedForward,
 )
+from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import Experts
-from shared.engine.model.gated_mlp import GatedMLP, gated
+from shared.engine.model.gated_mlp import GatedMLP, clamped, gated
 from shared.engine.model.grouped_attention import GroupedAttention
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Linear, Ops
@@ -94,6 +95,9 @@ class LayerLoader:
                 **norms if config.qk_norm is QKNorm.HEAD else {},
                 epsilon=config.rms_norm_eps,
                 cos_sin=self.tables[rope] if rope else None,
+                sinks=self.weights.vector(f"{prefix}.sinks", config.heads, torch.float32)
+                if config.sinks
+                else None,
             ),
             output=self._linear([f"{prefix}.o_proj"], [config.hidden_size], q_size, bias=config.output_bias),
         )
@@ -105,40 +109,21 @@ class LayerLoader:
         return self._experts(f"model.layers.{number}.{experts.names.block}", experts)
 
     def _experts(self, prefix: str, experts: ExpertsConfig) -> Experts:
-        routing, hidden = experts.routing, self.config.hidden_size
-        correction = None
-        if routing.corrected:
-            name = f"{prefix}.gate.e_score_correction_bias"
-            correction = self.weights.vector(name, routing.experts, torch.float32)
+        routing, hidden, router = experts.routing, self.config.hidden_size, f"{prefix}.{experts.names.router}"
+
+        def by_expert(name: str) -> Tensor:
+            return self.weights.vector(f"{router}.{name}", routing.experts, torch.float32)
+
+        activation = gated(self.config.activation, self.ops)
+        bank = read_bank(self.weights.source, f"{prefix}.experts", experts, hidden, self.dtype)
         return Experts(
             routing,
-            self.ops.head(self.weights.matrix(f"{prefix}.gate", routing.experts, hidden, self.dtype)),
-            correction,
-            self.ops.experts(
-                *self._bank(f"{prefix}.experts", experts), gated(self.config.activation, self.ops)
-            ),
+            self.ops.head(self.weights.matrix(router, routing.experts, hidden, self.dtype)),
+            by_expert("bias") if routing.biased else None,
+            by_expert("e_score_correction_bias") if routing.corrected else None,
+            self.ops.experts(bank, clamped(experts.clamped) if experts.clamped else activation),
             self._mlp(f"{prefix}.shared_experts", experts.shared_inner) if experts.shared_inner else None,
         )
-
-    def _bank(self, prefix: str, experts: ExpertsConfig) -> tuple[Tensor, Tensor]:
-        """Gate and up of all experts [experts, 2 · inner, hidden], and down [experts, hidden, inner]."""
-        hidden, inner, names = self.config.hidden_size, experts.inner, experts.names
-        gate_up: Tensor | None = None
-        for number in range(experts.routing.experts):
-            gate, up, down = (
-                self.weights.expert(f"{prefix}.{number}.{name}", *shape, self.dtype)
-                for name, shape in (
-                    (names.gate, (inner, hidden)),
-                    (names.up, (inner, hidden)),
-                    (names.down, (hidden, inner)),
-                )
-            )
-            if gate_up is None:
-                gate_up = gate.new_empty(experts.routing.experts, 2 * inner, hidden)
-                downs = gate.new_empty(experts.routing.experts, hidden, inner)
-            gate_up[number, :inner], gate_up[number, inner:], downs[number] = gate, up, down
-        assert gate_up is not None, "a routing has experts"
-        return gate_up, downs
 
     def _mlp(self, prefix: str, inner: int) -> GatedMLP:
         config, hidden = self.config, self.config.hidden_size

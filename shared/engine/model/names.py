@@ -24,7 +24,7 @@ class DecoderWeights:
 
     def __init__(self, config: ModelConfig, source: WeightSource) -> None:
         self._config = config
-        self._source = source
+        self.source = source
         self._whole: tuple[str, Tensor] | None = None  # the packed weight that was read last
         self._parts = packed_parts(config) if config.packed else {}
 
@@ -32,11 +32,11 @@ class DecoderWeights:
         """The weight of a linear of this name, [outputs, inputs]; `ModelError` unless it is there."""
         folder, _, part = name.rpartition(".")
         if part not in self._parts:
-            return self._source.take(f"{name}.weight", (outputs, inputs), dtype)
+            return self.source.take(f"{name}.weight", (outputs, inputs), dtype)
         packed, first, rows = self._parts[part]
         packed = f"{folder}.{packed}.weight"
         if self._whole is None or self._whole[0] != packed:
-            self._whole = (packed, self._source.take(packed, (rows, inputs), dtype))
+            self._whole = (packed, self.source.take(packed, (rows, inputs), dtype))
         return self._whole[1][first : first + outputs]
 
     def format_of(self, names: Sequence[str]) -> WeightFormat | None:
@@ -49,7 +49,7 @@ class DecoderWeights:
     def fp8(self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat) -> Fp8Weight:
         """The weight of linears that are computed as one, in 8 bits; `ModelError` unless all of it is there."""
         stored = self._stored(names, sizes)
-        return joined([take(self._source, form, name, outputs, inputs) for name, outputs in stored])
+        return joined([take(self.source, form, name, outputs, inputs) for name, outputs in stored])
 
     def _stored(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
         """The linears that the file holds for these, and their outputs."""
@@ -60,15 +60,11 @@ class DecoderWeights:
 
     def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """A bias, [size]."""
-        return self._source.take(name, (size,), dtype)
-
-    def expert(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-        """The weight of one linear of an expert, [outputs, inputs]."""
-        return self._source.take(f"{name}.weight", (outputs, inputs), dtype)
+        return self.source.take(name, (size,), dtype)
 
     def norm(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """What a norm multiplies with, [size]."""
-        weight = self._source.take(f"{name}.weight", (size,), dtype)
+        weight = self.source.take(f"{name}.weight", (size,), dtype)
         return (
             weight if not self._config.norm_offset else (weight.float() + self._config.norm_offset).to(dtype)
         )

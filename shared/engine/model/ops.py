@@ -6,6 +6,7 @@ None of them looks at a value on the host, and none keeps a tensor, so a step ma
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -29,6 +30,16 @@ class Head(Protocol):
         """x [rows, hidden] → logits float32 [rows, vocab], which are overwritten and returned."""
 
 
+@dataclass(frozen=True)
+class ExpertBank:
+    """The weights of all experts of a layer."""
+
+    gate_up: Tensor  # [experts, 2 · inner, hidden], gate first
+    down: Tensor  # [experts, hidden, inner]
+    gate_up_bias: Tensor | None = None  # [experts, 2 · inner]
+    down_bias: Tensor | None = None  # [experts, hidden]
+
+
 class ExpertProducts(Protocol):
     """The MLPs of all experts of a layer."""
 
@@ -48,8 +59,8 @@ class Ops(Protocol):
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""
 
-    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
-        """gate_up [experts, 2 · inner, hidden] and down [experts, hidden, inner], kept as they are best read."""
+    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
+        """The products of a bank, kept as it is best read."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """Over the last dimension of x [..., size]."""

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from shared.engine.attention.heads import rms_norm
 from shared.engine.model.experts import GroupedExperts, SeparateExperts
-from shared.engine.model.ops import ExpertProducts, Gated, Head, Linear
+from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear
 from shared.engine.quantized.fp8 import ON_HOST, Fp8Weight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
@@ -63,11 +63,11 @@ class TorchOps:
         self.linear: Callable[[Tensor, Tensor | None], Linear] = PackedLinear if packed else plain_linear
         self._packed = packed
 
-    def experts(self, gate_up: Tensor, down: Tensor, gated: Gated) -> ExpertProducts:
+    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
         """See `Ops`."""
         if self._packed:
-            return SeparateExperts(gate_up, down, gated, self.linear)
-        return GroupedExperts(gate_up, down, gated)
+            return SeparateExperts(bank, gated, self.linear)
+        return GroupedExperts(bank, gated)
 
     def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -23,7 +23,7 @@ from shared.primitives.errors import ModelError
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_EIGHT_BITS = "F8_E4M3"
+_QUANTIZED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}  # and as safetensors files name them
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
@@ -70,18 +70,18 @@ class Weights:
         one_number = shape == () and math.prod(found) == 1  # some write it as a list of one
         if found != shape and not one_number:
             raise ModelError(f"{path}: {name} should have shape {list(shape)}, has {list(found)}")
-        if dtype == torch.float8_e4m3fn:
-            self._require_eight_bits(path, name)
+        if dtype in _QUANTIZED:
+            self._require(path, name, _QUANTIZED[dtype])
         else:
             self.stored_dtype(name)
         tensor: Tensor = self._opened[path].get_tensor(name)
         return tensor.to(dtype).reshape(shape)
 
-    def _require_eight_bits(self, path: Path, name: str) -> None:
+    def _require(self, path: Path, name: str, expected: str) -> None:
         stored = str(self._opened[path].get_slice(name).get_dtype())
-        if stored != _EIGHT_BITS:
+        if stored != expected:
             raise ModelError(
-                f"{path}: {name} is {stored}; expected {_EIGHT_BITS}, as quantization_config of config.json says"
+                f"{path}: {name} is {stored}; expected {expected}, as quantization_config of config.json says"
             )
 
     def _path(self, name: str) -> Path:

@@ -25,7 +25,7 @@ from shared.primitives.errors import ModelError
 BLOCK = 128  # rows and columns that share a scale
 SUPPORTED = (
     "FP8 (e4m3, symmetric) with a scale for each channel, tensor or block of 128 x 128, from compressed-tensors "
-    "(float-quantized) or fp8; unquantized safetensors, and GGUF"
+    "(float-quantized) or fp8; mxfp4 of gpt-oss; unquantized safetensors, and GGUF"
 )
 IN_LAYERS = "model.layers."
 _SCALE_BYTES = 4

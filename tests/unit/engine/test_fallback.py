@@ -17,8 +17,8 @@ from transformers import (
     Cohere2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     OlmoeConfig,
@@ -142,9 +142,7 @@ def _bamba() -> PreTrainedModel:
 
 
 def _with_sinks() -> PreTrainedModel:
-    sizes = SIZES | {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 12}
-    yarn = {"rope_type": "default", "rope_theta": 1e4}
-    return GptOssForCausalLM(GptOssConfig(**sizes, rope_parameters=yarn))
+    return GraniteSWAForCausalLM(GraniteSWAConfig(**SIZES))
 
 
 def _t5() -> PreTrainedModel:
@@ -158,7 +156,7 @@ def _t5() -> PreTrainedModel:
     [
         (_mamba, "MambaForCausalLM has layers with a state of their own"),
         (_bamba, "BambaForCausalLM .*state"),
-        (_with_sinks, "GptOssForCausalLM adds sinks"),
+        (_with_sinks, "GraniteSWAForCausalLM adds sinks"),
         (_t5, "it has an encoder"),
     ],
 )

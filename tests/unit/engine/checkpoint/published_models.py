@@ -52,6 +52,40 @@ _QWEN3_MOE = _QWEN3 | {
     "router_aux_loss_coef": 0.001,
     "tie_word_embeddings": False,
 }
+_GPT_OSS: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "attention_dropout": 0.0,
+    "eos_token_id": 200002,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "model_type": "gpt_oss",
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}
 _MISTRAL: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
     "bos_token_id": 1,
@@ -80,7 +114,8 @@ class Published:
     parameters: int  # all weights, a head that shares the embedding not counted again
     group: int  # query heads of a key-value head
     computed: int | None = None  # weights that a token meets; None: all
-    window: int | None = None  # tokens
+    window: int | None = None  # tokens, of windowed layers
+    head_dim: int = 128
 
 
 class MetaWeights:
@@ -228,6 +263,7 @@ PUBLISHED = {
         },
         parameters=134_515_008,
         group=3,
+        head_dim=64,
     ),
     "Qwen2.5-7B": Published(
         {
@@ -323,5 +359,26 @@ PUBLISHED = {
         parameters=106_852_251_264,
         computed=13_424_123_904,
         group=12,
+    ),
+    "gpt-oss-20b": Published(  # its experts in 16 bits
+        _GPT_OSS,
+        parameters=20_914_757_184,
+        computed=4_186_610_496,
+        group=8,
+        head_dim=64,
+        window=128,
+    ),
+    "gpt-oss-120b": Published(
+        _GPT_OSS
+        | {
+            "layer_types": ["sliding_attention", "full_attention"] * 18,
+            "num_hidden_layers": 36,
+            "num_local_experts": 128,
+        },
+        parameters=116_829_156_672,
+        computed=5_710_734_144,
+        group=8,
+        head_dim=64,
+        window=128,
     ),
 }

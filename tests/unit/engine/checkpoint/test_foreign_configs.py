@@ -79,7 +79,8 @@ def test_every_configuration_of_transformers_is_read_or_refused_in_a_sentence(
     assert "takes more than text" in refused["Gemma3ForConditionalGeneration"]
     assert "layers of different shapes" in refused["Gemma4ForCausalLM"]
     assert "max_position_embeddings" in refused["BloomForCausalLM"]
-    assert "sinks" in refused["GptOssForCausalLM"]
+    assert any("sinks" in sentence for sentence in refused.values())
+    assert {"GptOssForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM"} <= set(read)
 
 
 @pytest.mark.parametrize(

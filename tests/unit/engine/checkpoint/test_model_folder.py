@@ -307,8 +307,8 @@ def test_a_published_config_is_read(published: Published, tmp_path: Path) -> Non
     assert config.parameters == published.parameters
     assert config.computed == (published.computed or published.parameters)
     assert config.heads == published.group * config.kv_heads
-    assert set(config.windows) == {published.window}
-    assert config.head_dim == (64 if config.hidden_size == 576 else 128)
+    assert max(config.windows, key=lambda window: window or 0) == published.window
+    assert config.head_dim == published.head_dim
     weights = MetaWeights()
     load_decoder(config, weights, TorchOps(), context_len=16, dtype=torch.bfloat16)
     assert sum(weights.taken.values()) == published.parameters, "what is loaded is what is planned for"
@@ -320,4 +320,4 @@ def test_rope_is_scaled_where_the_config_says_so() -> None:
         for name, each in PUBLISHED.items()
         if any(rope and rope.scaling for rope in parse_model_config(each.config).ropes)
     ]
-    assert scaled == ["Llama-3.1-8B"]
+    assert scaled == ["Llama-3.1-8B", "gpt-oss-20b", "gpt-oss-120b"]

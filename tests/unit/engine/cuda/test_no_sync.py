@@ -79,7 +79,16 @@ class NoAttention:
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 @pytest.mark.parametrize("sampled", [None, 0, 3])
 @pytest.mark.parametrize(
-    "name", ["Qwen3-14B", "Llama-3.1-8B", "Qwen2.5-7B", "SmolLM2-135M", "Qwen3-30B-A3B", "GLM-4.5-Air"]
+    "name",
+    [
+        "Qwen3-14B",
+        "Llama-3.1-8B",
+        "Qwen2.5-7B",
+        "SmolLM2-135M",
+        "Qwen3-30B-A3B",
+        "GLM-4.5-Air",
+        "gpt-oss-20b",
+    ],
 )
 def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: torch.dtype) -> None:
     config = parse_model_config(PUBLISHED[name].config)

@@ -14,10 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.model import experts, loading
+from shared.engine.model.expert_banks import read_bank
+from shared.engine.model.gated_mlp import clamped
 from shared.engine.model.loading import load_decoder
+from shared.engine.model.ops import ExpertBank
 from shared.engine.model.routing import route as routing_of_tokens
 from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import ConfigError
@@ -116,10 +120,31 @@ def _corrected_otherwise(change: Callable[[Tensor], Tensor | None]) -> Mistake:
     return plant
 
 
-def _bank_otherwise(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Mistake:
+def _bank_otherwise(change: Callable[[Any], tuple[Tensor, Tensor]]) -> Mistake:
+    """`change` returns gate and up, and the bias of down."""
+
     def plant(patch: pytest.MonkeyPatch) -> None:
-        bank = loading.LayerLoader._bank
-        patch.setattr(loading.LayerLoader, "_bank", lambda *args: change(*bank(*args)))
+        def bank(*args: Any) -> ExpertBank:
+            found = read_bank(*args)
+            gate_up, down_bias = change(found)
+            return replace(found, gate_up=gate_up, down_bias=down_bias)
+
+        patch.setattr(loading, "read_bank", bank)
+
+    return plant
+
+
+def _in_turns(gate_up: Tensor) -> Tensor:
+    experts, rows, hidden = gate_up.shape
+    return gate_up.view(experts, 2, rows // 2, hidden).transpose(1, 2).reshape(experts, rows, hidden)
+
+
+def _heads_otherwise(change: Callable[[Tensor], Tensor | None]) -> Mistake:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        def transform(sinks: Tensor, **others: Any) -> HeadTransform:
+            return HeadTransform(**others, sinks=change(sinks))
+
+        patch.setattr(loading, "HeadTransform", transform)
 
     return plant
 
@@ -141,6 +166,7 @@ def _weights_with_bias(patch: pytest.MonkeyPatch) -> None:
 
 
 NORMALIZED, GROUPED = "glm4-moe, shared, a dense layer", "glm4-moe, groups, not normalized, biases"
+GPT_OSS = "gpt-oss, sinks, windows, biases"
 MISTAKES: dict[str, tuple[str, Mistake]] = {
     "the shared expert is left out": (NORMALIZED, _without_shared),
     "weights are not normalized": (
@@ -163,10 +189,27 @@ MISTAKES: dict[str, tuple[str, Mistake]] = {
     "an expert's bias is another expert's": (NORMALIZED, _corrected_otherwise(lambda bias: bias.roll(1))),
     "the bias is left out": (NORMALIZED, _corrected_otherwise(lambda _bias: None)),
     "weights have the bias": (NORMALIZED, _weights_with_bias),
-    "an expert is another one": ("mixtral", _bank_otherwise(lambda first, last: (first.roll(1, 0), last))),
+    "an expert is another one": (
+        "mixtral",
+        _bank_otherwise(lambda bank: (bank.gate_up.roll(1, 0), bank.down_bias)),
+    ),
     "gate and up are each other": (
         "mixtral",
-        _bank_otherwise(lambda first, last: (first.roll(first.shape[1] // 2, 1), last)),
+        _bank_otherwise(lambda bank: (bank.gate_up.roll(bank.gate_up.shape[1] // 2, 1), bank.down_bias)),
+    ),
+    "a bias of an expert is another expert's": (
+        GPT_OSS,
+        _bank_otherwise(lambda bank: (bank.gate_up, bank.down_bias.roll(1, 0))),
+    ),
+    "gate and up are in turns": (
+        GPT_OSS,
+        _bank_otherwise(lambda bank: (_in_turns(bank.gate_up), bank.down_bias)),
+    ),
+    "sinks are left out": (GPT_OSS, _heads_otherwise(lambda _sinks: None)),
+    "a head has the sink of another": (GPT_OSS, _heads_otherwise(lambda sinks: sinks.roll(1))),
+    "the gate is not clamped": (
+        GPT_OSS,
+        lambda patch: patch.setattr(loading, "clamped", lambda gate: clamped(replace(gate, limit=1e9))),
     ),
 }
 

@@ -23,6 +23,8 @@ CARDS = {"80 GB": 79.2, "96 GB": 95.1, "141 GB": 139.8}  # GiB
 ROOMS: dict[str, tuple[int | None, ...]] = {
     "Qwen3-30B-A3B": (123_040, 279_328, 718_752),
     "Mixtral-8x7B-v0.1": (None, None, 287_600),
+    "gpt-oss-20b": (636_032, 948_624, 1_827_472),
+    "gpt-oss-120b": (None, None, None),
     "GLM-4.5-Air": (None, None, None),
     "Qwen3-235B-A22B": (None, None, None),
 }

@@ -1,0 +1,1 @@
+"""Weights in fewer bits: what they are worth, by each format's own formula."""
