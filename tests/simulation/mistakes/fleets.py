@@ -40,6 +40,11 @@ def _by_names_of_its_own(names: Any, tokens: Any, key: str, known: Any = ()) -> 
     return names(tuple(token + 1 for token in tokens), key, known)
 
 
+def _by_tokens_alone(names: Any, tokens: Any, key: str, known: Any = ()) -> Any:
+    del key
+    return names(tokens, "", known)
+
+
 def _counts_as_found(fewest: Any, among: Any) -> Any:
     choice = fewest(among)
     return replace(choice, own=choice.reason == "own")
@@ -48,6 +53,7 @@ def _counts_as_found(fewest: Any, among: Any) -> Any:
 MISTAKES: dict[str, Mistakes] = {
     "caches": {
         "routers name blocks differently": {"blocks are named": _by_names_of_its_own},
+        "a prefix of another tenant counts as cached": {"blocks are named": _by_tokens_alone},
         "a prefix that was evicted stays a hit for ever": {
             "what is believed of a cache is corrected": nothing
         },

@@ -21,6 +21,13 @@ def _prompts_first(settle: Any, prompts: Any, batch: Any, seconds: float) -> lis
     ]
 
 
+def _from_their_own_start(plan: Any, prompts: Any, step: int, decode_rows: int) -> Any:
+    """A row has its place among the tokens that are computed; those that were cached are left out."""
+    joins, rows = plan(prompts, step, decode_rows)
+    cached = {req.slot: req.cached_len for req in prompts.extending}
+    return joins, tuple(replace(row, start=row.start - cached[row.slot]) for row in rows)
+
+
 def _keep_pages_of_prompts(release: Any, endings: Any, req: Any) -> None:
     if req.state is DecodeState.EXTENDING:
         endings.prompts.leave(req)
@@ -107,6 +114,9 @@ MISTAKES: dict[str, Mistakes] = {
     "local_prompts": {
         "a prompt's first token is that of a stream beside it": {
             "prompts of a step are settled": _prompts_first
+        },
+        "the place of a prompt's tokens leaves out what was cached": {
+            "rows of what is computed at decode": _from_their_own_start
         },
         "a prompt that leaves decode keeps its pages": {
             "what a request holds is released": _keep_pages_of_prompts

@@ -167,6 +167,7 @@ PLACES: dict[str, dict[str, str]] = {
     "decode.local_prompts.LocalPrompts": {
         "a request is computed at decode": "start",
         "chunks of what is computed at decode": "_chunks",
+        "rows of what is computed at decode": "plan",
         "which prompts go first at decode": "_in_turn",
         "prompts of a step are settled": "settle",
     },
