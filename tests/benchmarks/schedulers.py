@@ -1,11 +1,12 @@
 """Host work of the schedulers: CPU seconds a step costs before and after the device, with a device that does nothing.
 
-    python -m tests.benchmarks.schedulers [--steps 400]
+    python -m tests.benchmarks.schedulers [--steps 400] [--lines]
 
 Decode: `rows` requests of 512 tokens run; `steady` plans and settles DECODE steps of all of them, `churn` also ends
 one request and takes one in at every step. Prefill: prompts of 512 tokens in steps of 128; and one plan, in which a
 step of 8,192 tokens is made of waiting prompts of 1,024 tokens while others are under lease, of three tenants. One
-core, `process_time`; the best of five runs, because other work on the machine only adds.
+core, `process_time`; the best of five runs, because other work on the machine only adds. `--lines` counts the lines of
+Python that run instead, a loop's as often as it turns: those are the same on every machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from time import process_time
+from types import FrameType
 
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
@@ -31,7 +33,10 @@ from tests.unit.scheduling.worker_bench import HOLDER, PlainWords
 PAGE_SIZE, PROMPT_LEN, CONTEXT_LEN = 16, 512, 4096
 SHORT_LEN = 1024  # tokens of a prompt of which eight are in one step
 ROUNDS = 5
+PLANS = 20
 ROUTER = "router/1"
+Cost = Callable[[Callable[[], None], int], float]  # of a turn, where so many are taken
+TraceFunction = Callable[[FrameType, str, object], object]
 
 
 def decode_scheduler(
@@ -91,13 +96,13 @@ class DecodeUnderTest:
         self.core.next_deadline()
 
 
-def decode_steady(rows: int, steps: int) -> float:
-    """Seconds of CPU a DECODE step of `rows` rows."""
+def decode_steady(rows: int, steps: int, cost: Cost) -> float:
+    """What a DECODE step of `rows` rows costs."""
     worker = DecodeUnderTest(rows, 10 * steps)
-    return _seconds(worker.step, steps)
+    return cost(worker.step, steps)
 
 
-def decode_churn(rows: int, steps: int) -> float:
+def decode_churn(rows: int, steps: int, cost: Cost) -> float:
     """The same where at each step a request ends by length and another one joins, by steps of two turns."""
     worker = DecodeUnderTest(rows, 3)
 
@@ -107,7 +112,7 @@ def decode_churn(rows: int, steps: int) -> float:
         if worker.core.slots_used < rows:
             worker.arrive(rows)
 
-    return _seconds(turn, steps)
+    return cost(turn, steps)
 
 
 def _prefill_core(config: PrefillConfig, words: int) -> PrefillScheduler:
@@ -126,8 +131,8 @@ def _prefill_core(config: PrefillConfig, words: int) -> PrefillScheduler:
     return core
 
 
-def prefill(steps: int) -> float:
-    """Seconds of CPU a prompt: intake, EXTEND, lease, and its release."""
+def prefill(steps: int, cost: Cost) -> float:
+    """What a prompt costs: intake, EXTEND, lease, and its release."""
     core = _prefill_core(PrefillConfig(page_size=PAGE_SIZE), 64)
     numbers = iter(range(10**9))
 
@@ -147,11 +152,11 @@ def prefill(steps: int) -> float:
         _sent(core.take_effects())
         core.next_deadline()
 
-    return _seconds(prompt, steps)
+    return cost(prompt, steps)
 
 
-def prefill_plan(leases: int, waiting: int, plans: int = 20) -> float:
-    """Seconds of CPU a plan: `waiting` prompts, and `leases` others whose pages are under lease."""
+def prefill_plan(leases: int, waiting: int, plans: int, cost: Cost) -> float:
+    """What a plan costs: `waiting` prompts, and `leases` others whose pages are under lease."""
     config = PrefillConfig(page_size=PAGE_SIZE, chunked_prefill_size=8192, max_running_requests=256)
     spent = 0.0
     for _ in range(plans):
@@ -162,7 +167,7 @@ def prefill_plan(leases: int, waiting: int, plans: int = 20) -> float:
             core.settle(batch, Sampled([9] * len(batch.extend)), 0.0)
         assert core.leases_held == leases
         _send_prompts(core, leases, waiting)
-        spent += _seconds(lambda core=core: core.plan(1.0), 1)  # type: ignore[misc]
+        spent += cost(lambda core=core: core.plan(1.0), 1)  # type: ignore[misc]
     return spent / plans
 
 
@@ -179,29 +184,51 @@ def _sent(effects: list[WorkerEffect]) -> int:
     return sum(isinstance(effect, Send) for effect in effects)
 
 
-def _seconds(turn: Callable[[], None], count: int) -> float:
+def seconds(turn: Callable[[], None], count: int) -> float:
+    """Seconds of CPU a turn."""
     started = process_time()
     for _ in range(count):
         turn()
     return (process_time() - started) / count
 
 
+def lines(turn: Callable[[], None], count: int) -> float:
+    """Lines of Python that a turn runs."""
+    ran = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> TraceFunction:
+        nonlocal ran
+        ran += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in range(count):
+            turn()
+    finally:
+        sys.settrace(before)
+    return ran / count
+
+
 def main() -> None:
     """Print one line a figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
-    steps = parser.parse_args().steps
+    parser.add_argument("--lines", action="store_true", help="count lines of Python, not seconds")
+    given = parser.parse_args()
+    steps, cost, unit, factor = given.steps, *((lines, "lines", 1) if given.lines else (seconds, "us", 1e6))
     figures: list[tuple[str, Callable[[], float]]] = [
-        ("decode, 64 rows, steady", lambda: decode_steady(64, steps)),
-        ("decode, 256 rows, steady", lambda: decode_steady(256, steps)),
-        ("decode, 64 rows, churn", lambda: decode_churn(64, steps)),
-        ("prefill, a prompt of 512 tokens", lambda: prefill(steps)),
-        ("prefill, a plan, 405 leases, 100 waiting", lambda: prefill_plan(405, 100)),
-        ("prefill, a plan, 480 leases, 1,000 waiting", lambda: prefill_plan(480, 1000)),
+        ("decode, 64 rows, steady", lambda: decode_steady(64, steps, cost)),
+        ("decode, 256 rows, steady", lambda: decode_steady(256, steps, cost)),
+        ("decode, 64 rows, churn", lambda: decode_churn(64, steps, cost)),
+        ("prefill, a prompt of 512 tokens", lambda: prefill(steps, cost)),
+        ("prefill, a plan, 405 leases, 100 waiting", lambda: prefill_plan(405, 100, PLANS, cost)),
+        ("prefill, a plan, 480 leases, 1,000 waiting", lambda: prefill_plan(480, 1000, PLANS, cost)),
     ]
     for name, figure in figures:
-        best = min(figure() for _ in range(ROUNDS))
-        sys.stdout.write(f"{name:44} {best * 1e6:8.0f} us\n")
+        best = min(figure() for _ in range(1 if given.lines else ROUNDS))
+        sys.stdout.write(f"{name:44} {best * factor:8.0f} {unit}\n")
 
 
 if __name__ == "__main__":

@@ -163,12 +163,24 @@ def _conversations(size: ScenarioSize) -> Mapping[str, ClusterShape]:
         router=AT_PREFILL,
     )
     by_tokens = AT_PREFILL | {"decode_policy": "total_tokens"}
-    return {"turns": shape, "total_tokens": replace(shape, router=by_tokens)}
+    return {
+        "turns": shape,
+        "total_tokens": replace(shape, router=by_tokens),
+        "short": replace(shape, router={"local_prefill": "short"}),
+    }
 
 
 def _fetched(figures: Mapping[str, Figures]) -> Figures:
-    """By those of the policy that does not look into caches, with as many routers."""
-    compared: Figures = {}
+    """By those of the policy that does not look into caches, with as many routers; and what `short` computes and sends.
+
+    The latter by the same requests where prefill workers compute all prompts.
+    """
+    compared: Figures = {
+        f"short_{key}_by_that_of_turns": round(
+            number(figures["short"], key) / number(figures["turns"], key), 3
+        )
+        for key in ("computed_tokens_a_request", "fetched_mb_a_request", "ttft_p50", "itl_p99")
+    }
     for run, each in figures.items():
         if run.startswith("turns"):
             other = figures[run.replace("turns", "total_tokens")]

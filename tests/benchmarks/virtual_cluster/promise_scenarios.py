@@ -132,6 +132,11 @@ def _kept(figures: Mapping[str, Figures]) -> Figures:
             number(run, "goodput_requests_per_second") / CAPACITY, 4
         )
         compared[f"{name}: answers_503"] = number(run, "outcomes", "503")
+        for key, count in (
+            ("answers_503", number(run, "outcomes", "503")),
+            ("no_room_refusals", number(run, "no_room_refusals")),
+        ):
+            compared[f"{name}: {key}_a_request"] = round(count / number(run, "requests"), 4)
         compared[f"{name}: foreseen_error_p50"] = run["foreseen_error_p50"]
     return compared
 

@@ -222,6 +222,17 @@ GATES = (
         occurred=(("2 s", "targets", "met"), ("2 s", "targets", "refused")),
     ),
     Gate(
+        scenario="flood",
+        size=ScenarioSize(length=0.5),
+        at_least=(("flood: goodput_share_of_capacity", 0.95),),
+        at_most=(
+            ("flood: answers_503_a_request", 0.005),
+            ("flood: foreseen_error_p50", 0.25),
+            ("flood: no_room_refusals_a_request", 1.0),
+        ),
+        occurred=(("flood", "outcomes", "429"), ("flood", "others", "requests")),
+    ),
+    Gate(
         scenario="small_pools",
         at_most=(
             ("prompts: second_token_gap_p99", 3.0),
@@ -304,8 +315,11 @@ GATES = (
             *((f"rows_most_by_least_of_{routers}", 1.15) for routers in (1, 2, 4)),
             *((f"ttft_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),
             *((f"itl_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),
+            ("short_computed_tokens_a_request_by_that_of_turns", 0.95),
+            ("short_fetched_mb_a_request_by_that_of_turns", 1.0),
+            ("short_itl_p99_by_that_of_turns", 1.25),
         ),
-        occurred=(("turns, 2 routers", "placements", "decode cached"),),
+        occurred=(("turns, 2 routers", "placements", "decode cached"), ("short", "local_prompts")),
     ),
     Gate(
         scenario="short_behind_long",
