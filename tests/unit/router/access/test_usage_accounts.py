@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from router.access.key_ring import KeyCounters
 from router.access.keyed_clients import UsageAccount, UsageAccounts
@@ -83,6 +83,21 @@ def test_a_completed_request_is_what_its_answer_says() -> None:
     books.accounts.close(account)
     assert (books.used, books.paid) == ((10, 4, 2), 12)
     assert (reader.came, len(reader.ends), len(books.accounts)) == ([7, 8, 9], 1, 0)
+
+
+def test_first_tokens_that_come_within_a_keys_target_are_met_and_later_ones_missed() -> None:
+    books, now = Books(), [0.0]
+    books.accounts.now = lambda: now[0]
+    key = replace(KEY, ttft_target=2.0)
+    for rid, seconds in (("soon", 1.5), ("late", 2.5)):
+        books.account = books.accounts.open(rid, key, books.quota)
+        request, sink, _ = books.submit(rid)
+        now[0] += seconds
+        sink.tokens((7,), ())
+        now[0] += 10.0
+        sink.tokens((8,), ())
+        assert request.deadline_seconds == 2.0
+    assert books.counters.targets == {("shop", "met"): 1, ("shop", "missed"): 1}
 
 
 def test_what_was_not_served_is_given_back_and_not_counted() -> None:

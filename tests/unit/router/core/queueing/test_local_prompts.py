@@ -194,6 +194,22 @@ def test_a_small_prefill_worker_bounds_nothing_that_decode_workers_serve_whole()
     assert world.placed(Prefill, "short") == "small"
 
 
+@pytest.mark.parametrize("way", ["short", "always"])
+def test_a_prompt_that_fits_no_context_at_decode_is_refused_in_a_sentence_whoever_could_compute_it(
+    way: str,
+) -> None:
+    world = ScriptedDeployment(1, 0, limits=WHOLE, local_prefill=way)
+    small = msgspec.structs.replace(WHOLE, context_len=100)
+    world.up("decode", "small", limits=small, understands=("Serve",))
+    world.submit(request("long", LONG))
+    outcome = world.outcome("long")
+    assert isinstance(outcome, RequestFailed)
+    assert (outcome.status, world.sent(Serve), world.sent(Prefill)) == (400, [], [])
+    assert "100" in outcome.message
+    world.submit(request("short"))
+    assert world.state("short") in ("extending", "prefilling")
+
+
 def test_a_prompt_that_a_prefill_worker_has_lost_goes_to_decode_where_there_is_no_other() -> None:
     world = deployment(prefill=1)
     world.submit(request("r"))
