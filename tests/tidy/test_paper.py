@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.source_files import ROOT
+from tests.tidy.source_files import ROOT, source_files
 
 PACKAGES = ("decode", "prefill", "router", "shared")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+NAMED_TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -34,6 +35,20 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_tests_that_pages_name_are_there() -> None:
+    tests = {file.path: {found.name for found in file.functions()} for file in source_files()}
+    named = [each for page in PAGES for each in NAMED_TEST.findall(page.read_text(encoding="utf-8"))]
+    assert len(named) > 20
+    assert [each for each in named if each[1] not in {*tests.get(each[0], ()), "NAME"}] == []
+
+
+def test_gates_that_the_page_of_goals_names_are_there() -> None:
+    named = set(re.findall(r"`gate\[(\w+)\]`", (ROOT / "docs/lab/goals.md").read_text(encoding="utf-8")))
+    gates = (ROOT / "tests/unit/benchmarks/test_virtual_cluster.py").read_text(encoding="utf-8")
+    assert len(named) > 10
+    assert [each for each in sorted(named - {"NAME"}) if f'scenario="{each}"' not in gates] == []
 
 
 def test_pages_that_code_and_scripts_name_are_there() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
 from zlib import crc32
@@ -44,11 +45,12 @@ class WatchedStream:
         """Read the stream until it ends, has so many characters, or is cancelled."""
         ended = False
         try:
-            async for text in self._pieces(client):
-                self._note()
-                self.text += text
-                if chars_max is not None and len(self.text) >= chars_max:
-                    break
+            async with aclosing(self._pieces(client)) as pieces:  # one that is left gives its room back
+                async for text in pieces:
+                    self._note()
+                    self.text += text
+                    if chars_max is not None and len(self.text) >= chars_max:
+                        break
             ended = True
         except openai.APIError as error:
             self.error, ended = str(error), True
@@ -56,32 +58,32 @@ class WatchedStream:
             if not ended:
                 self._note()
 
-    async def _pieces(self, client: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    async def _pieces(self, client: openai.AsyncOpenAI) -> AsyncGenerator[str, None]:
         endless = {"ignore_eos": True}
         if not self.prompt_tokens:
-            chat = await client.chat.completions.create(
+            async with await client.chat.completions.create(
                 model="smollm2",
                 messages=[{"role": "user", "content": f"Tell me all that you know of {self.name}."}],
                 temperature=0,
                 stream=True,
                 extra_body=endless,
-            )
-            async for chunk in chat:
-                for choice in chunk.choices:
-                    if choice.delta.content:
-                        yield choice.delta.content
+            ) as chat:
+                async for chunk in chat:
+                    for choice in chunk.choices:
+                        if choice.delta.content:
+                            yield choice.delta.content
             return
-        answer = await client.completions.create(
+        async with await client.completions.create(
             model="smollm2",
             prompt=unlike(self.name, self.prompt_tokens),
             max_tokens=PROMPT_MAX_TOKENS,
             temperature=0,
             stream=True,
             extra_body=endless,
-        )
-        async for each in answer:
-            for text in (choice.text for choice in each.choices if choice.text):
-                yield text
+        ) as answer:
+            async for each in answer:
+                for text in (choice.text for choice in each.choices if choice.text):
+                    yield text
 
     def _note(self) -> None:
         """Something has come; before the first token nothing is a pause."""
@@ -123,6 +125,7 @@ async def differing(running: LocalDeployment, streams: list[WatchedStream]) -> l
         await asyncio.gather(
             *(read(other, len(stream.text)) for other, stream in zip(alone, begun, strict=True))
         )
+    assert not any(other.error for other in alone), [other.error for other in alone]
     return [
         stream.name
         for other, stream in zip(alone, begun, strict=True)
