@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from time import process_time
 from types import FrameType
+from typing import Any
 
 from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
@@ -36,7 +37,6 @@ ROUNDS = 5
 PLANS = 20
 ROUTER = "router/1"
 Cost = Callable[[Callable[[], None], int], float]  # of a turn, where so many are taken
-TraceFunction = Callable[[FrameType, str, object], object]
 
 
 def decode_scheduler(
@@ -196,7 +196,7 @@ def lines(turn: Callable[[], None], count: int) -> float:
     """Lines of Python that a turn runs."""
     ran = 0
 
-    def trace(_frame: FrameType, event: str, _argument: object) -> TraceFunction:
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal ran
         ran += event == "line"
         return trace
@@ -217,7 +217,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--lines", action="store_true", help="count lines of Python, not seconds")
     given = parser.parse_args()
-    steps, cost, unit, factor = given.steps, *((lines, "lines", 1) if given.lines else (seconds, "us", 1e6))
+    steps, cost = given.steps, lines if given.lines else seconds
+    unit, factor = ("lines", 1.0) if given.lines else ("us", 1e6)
     figures: list[tuple[str, Callable[[], float]]] = [
         ("decode, 64 rows, steady", lambda: decode_steady(64, steps, cost)),
         ("decode, 256 rows, steady", lambda: decode_steady(256, steps, cost)),

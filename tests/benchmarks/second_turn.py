@@ -15,6 +15,7 @@ import itertools
 import random
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -22,12 +23,12 @@ from typing import Any
 import openai
 
 from tests.benchmarks.virtual_cluster.figures import quantile
-from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
 
 FIRST_TOKENS, ANSWER_TOKENS, FURTHER_TOKENS, SECOND_ANSWER_TOKENS = 512, 128, 30, 16
 BESIDE_TOKENS = 2_000  # of each stream beside the chats
-CONFIG = {
+CONFIG: RoleConfigs = {
     "prefill": {"kvPages": 1_024},
     "decode": {"kvPages": 1_024},
     "router": {"localPrefill": "always"},
@@ -44,6 +45,10 @@ class SeenTurns:
     gaps: list[float] = field(default_factory=list)  # of the other streams, while second turns ran
 
 
+def _note(times: list[float]) -> None:
+    times.append(monotonic())
+
+
 @dataclass(slots=True)
 class OtherStreams:
     """Streams beside the chats, and when each got something."""
@@ -58,7 +63,7 @@ class OtherStreams:
             await complete(
                 client,
                 prompt,
-                lambda times=times: times.append(monotonic()),
+                partial(_note, times),
                 max_tokens=BESIDE_TOKENS,
                 temperature=0,
                 extra_body={"ignore_eos": True},
@@ -82,7 +87,7 @@ async def _turn(
     answer = await complete(
         client,
         prompt,
-        lambda: times.append(monotonic()),
+        partial(_note, times),
         max_tokens=tokens,
         temperature=0,
         extra_headers=headers,
