@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shared.engine.checkpoint.experts_config import ExpertLayers, quantization_of
+from shared.engine.checkpoint.experts_config import ExpertLayers, Storage, quantization_of
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.engine.quantized.formats import IN_LAYERS, Quantization, read_quantization
@@ -100,8 +100,11 @@ class ModelConfig:
         return self.parameters * itemsize - saved
 
     def linears(self) -> Iterator[list[tuple[str, int, int]]]:
-        """Linears in layers as files have them, by what is computed as one: name, outputs, inputs of each."""
-        hidden, inner = self.hidden_size, self.intermediate_size
+        """Linears in layers as files have them, by what is computed as one: name, outputs, inputs of each.
+
+        Experts are no linears: whatever they are stored in, they are kept in the type of what is not quantized.
+        """
+        hidden = self.hidden_size
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
         groups = [
             [
@@ -110,15 +113,28 @@ class ModelConfig:
                 ("self_attn.v_proj", kv_size, hidden),
             ],
             [("self_attn.o_proj", hidden, q_size)],
-            [("mlp.gate_proj", inner, hidden), ("mlp.up_proj", inner, hidden)],
-            [("mlp.down_proj", hidden, inner)],
         ]
         if self.packed:
-            groups[0] = [("self_attn.qkv_proj", q_size + 2 * kv_size, hidden)]
-            groups[2] = [("mlp.gate_up_proj", 2 * inner, hidden)]
-        for layer in range(self.layers):
-            for group in groups:
+            groups = [[("self_attn.qkv_proj", q_size + 2 * kv_size, hidden)], groups[1]]
+        for layer, experts in enumerate(self.experts):
+            prefix, inner = "mlp", self.intermediate_size
+            if experts is not None:
+                prefix, inner = f"{experts.names.block}.shared_experts", experts.shared_inner
+            gate_up = [(f"{prefix}.gate_proj", inner, hidden), (f"{prefix}.up_proj", inner, hidden)]
+            if self.packed:
+                gate_up = [(f"{prefix}.gate_up_proj", 2 * inner, hidden)]
+            mlp = [gate_up, [(f"{prefix}.down_proj", hidden, inner)]] if inner else []
+            for group in (*groups, *mlp):
                 yield [(f"{IN_LAYERS}{layer}.{name}", outputs, inputs) for name, outputs, inputs in group]
+
+    def expert_linears(self) -> Iterator[list[str]]:
+        """Routers, and linears of each layer's first expert, which stand for all; by what is stored in one format."""
+        for layer, experts in enumerate(self.experts):
+            if experts is not None and experts.storage is Storage.SEPARATE:
+                names, prefix = experts.names, f"{IN_LAYERS}{layer}.{experts.names.block}"
+                yield [f"{prefix}.{names.router}"]
+                yield [f"{prefix}.experts.0.{names.gate}", f"{prefix}.experts.0.{names.up}"]
+                yield [f"{prefix}.experts.0.{names.down}"]
 
     def at_context(self, context_len: int) -> ModelConfig:
         """The model in an engine whose longest request has so many tokens: longrope rotates by that."""
@@ -187,14 +203,10 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         residual_scale=multiplier("residual_multiplier"),
         logits_divisor=multiplier("logits_scaling"),
     )
-    names = [[name for name, _, _ in group] for group in model.linears()]
-    by_family = quantization_of(config) in family.quantizations
-    quantization = None if by_family else read_quantization(config, names)
-    if quantization and model.has_experts:
-        raise ModelError(
-            f"unsupported quantization: {quantization.format.name} of experts; it is for dense models"
-        )
-    return replace(model, quantization=quantization)
+    if quantization_of(config) in family.quantizations:
+        return model
+    names = [*([name for name, _, _ in group] for group in model.linears()), *model.expert_linears()]
+    return replace(model, quantization=read_quantization(config, names))
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:

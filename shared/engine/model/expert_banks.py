@@ -6,31 +6,35 @@ import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import ExpertsConfig, Storage
+from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import ExpertBank
 from shared.engine.quantized import mxfp4
 from shared.engine.weight_source import WeightSource
 
 
 def read_bank(
-    weights: WeightSource, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
+    weights: DecoderWeights, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
 ) -> ExpertBank:
     """The weights below `prefix`, as in model.layers.0.mlp.experts; `ModelError` where one is missing or misshapen."""
     if experts.storage is not Storage.SEPARATE:
-        return _stacked(weights, prefix, experts, hidden, dtype)
+        return _stacked(weights.source, prefix, experts, hidden, dtype)
     return _separate(weights, prefix, experts, hidden, dtype)
 
 
 def _separate(
-    weights: WeightSource, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
+    weights: DecoderWeights, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
 ) -> ExpertBank:
     count, inner, names = experts.routing.experts, experts.inner, experts.names
     bank: ExpertBank | None = None
     for number in range(count):
-        gate, up = (
-            weights.take(f"{prefix}.{number}.{name}.weight", (inner, hidden), dtype)
-            for name in (names.gate, names.up)
+        gate, up, down = (
+            weights.dequantized(f"{prefix}.{number}.{name}", *shape, dtype)
+            for name, shape in (
+                (names.gate, (inner, hidden)),
+                (names.up, (inner, hidden)),
+                (names.down, (hidden, inner)),
+            )
         )
-        down = weights.take(f"{prefix}.{number}.{names.down}.weight", (hidden, inner), dtype)
         if bank is None:  # on the device of what was read
             bank = ExpertBank(gate.new_empty(count, 2 * inner, hidden), gate.new_empty(count, hidden, inner))
         bank.gate_up[number, :inner], bank.gate_up[number, inner:], bank.down[number] = gate, up, down

@@ -115,10 +115,10 @@ class LayerLoader:
             return self.weights.vector(f"{router}.{name}", routing.experts, torch.float32)
 
         activation = gated(self.config.activation, self.ops)
-        bank = read_bank(self.weights.source, f"{prefix}.experts", experts, hidden, self.dtype)
+        bank = read_bank(self.weights, f"{prefix}.experts", experts, hidden, self.dtype)
         return Experts(
             routing,
-            self.ops.head(self.weights.matrix(router, routing.experts, hidden, self.dtype)),
+            self.ops.head(self.weights.dequantized(router, routing.experts, hidden, self.dtype)),
             by_expert("bias") if routing.biased else None,
             by_expert("e_score_correction_bias") if routing.corrected else None,
             self.ops.experts(bank, clamped(experts.clamped) if experts.clamped else activation),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.quantized import fp8
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.fp8 import Fp8Weight, joined, take
 from shared.engine.weight_source import WeightSource
@@ -50,6 +51,11 @@ class DecoderWeights:
         """The weight of linears that are computed as one, in 8 bits; `ModelError` unless all of it is there."""
         stored = self._stored(names, sizes)
         return joined([take(self.source, form, name, outputs, inputs) for name, outputs in stored])
+
+    def dequantized(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
+        """The weight of a linear of this name, [outputs, inputs], whatever it is stored in."""
+        source = fp8.dequantized(self.source, self._config.quantization)
+        return source.take(f"{name}.weight", (outputs, inputs), dtype)
 
     def _stored(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
         """The linears that the file holds for these, and their outputs."""

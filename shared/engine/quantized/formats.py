@@ -13,6 +13,7 @@ Everything else is refused by name before a weight is read. Knows no torch.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ SUPPORTED = (
 )
 IN_LAYERS = "model.layers."
 _SCALE_BYTES = 4
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class Scales(Enum):
@@ -79,10 +81,11 @@ class Quantization:
     def format_of(self, linear: str) -> WeightFormat | None:
         """The format of the linear of this name, `model.layers.0.mlp.down_proj`; None: it is not quantized.
 
-        Embedding and head are in no layer.
+        Embedding and head are in no layer. All experts of a layer are stored as its first one is.
         """
         if not linear.startswith(IN_LAYERS):
             return None
+        linear = _EXPERT.sub(".experts.0.", linear)
         place = bisect_left(self.kept, linear)
         return None if self.kept[place : place + 1] == (linear,) else self.format
 

@@ -125,13 +125,13 @@ def test_a_list_of_modules_that_is_none_is_refused(entries: object) -> None:
             read(config | {name: entries})
 
 
-def test_experts_are_refused() -> None:
+def test_all_experts_of_a_layer_are_stored_as_its_first_one() -> None:
     mixture = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2}
-    assert parse_model_config(LLAMA | mixture).has_experts
-    with pytest.raises(
-        ModelError, match="unsupported quantization: fp8-channel of experts; it is for dense models"
-    ):
-        read(CHANNEL, **mixture)
+    block = f"{FIRST}.block_sparse_moe"
+    found = read(CHANNEL | {"ignore": ["re:.*gate$", "re:.*0.block_sparse_moe.experts.*"]}, **mixture)
+    assert found.format_of(f"{block}.gate") is None
+    assert found.format_of(f"{block}.experts.3.w2") is None
+    assert found.format_of(f"{block.replace('0', '1')}.experts.3.w2") == found.format
 
 
 def test_what_is_left_out_stays_in_16_bits() -> None:
