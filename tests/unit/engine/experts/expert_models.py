@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,15 @@ from tests.unit.engine.tiny_models import SIZES
 _SIZES: dict[str, Any] = SIZES | {"hidden_size": 64}
 _HEADS: dict[str, Any] = {"head_dim": 24}
 _GPU_HEADS: dict[str, Any] = {"head_dim": 128}
+
+
+@contextmanager
+def sized(**changes: int) -> Iterator[None]:
+    """Models that are made meanwhile have these sizes."""
+    before = dict(_SIZES)
+    _SIZES.update(changes)
+    yield
+    _SIZES.update(before)
 
 
 def _qwen3_moe(heads: dict[str, Any] = _HEADS, **switches: Any) -> PreTrainedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +13,22 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from shared.engine.checkpoint.experts_config import Storage
 from shared.engine.checkpoint.model_config import read_model_config
-from shared.engine.quantized.mxfp4 import BLOCK, dequantized
+from shared.engine.quantized.mxfp4 import dequantized
 from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES
+from tests.unit.engine.quantized.mxfp4_models import change, store_in_mxfp4
 from tests.unit.engine.test_fallback import assert_exact_in_chunks_cached_and_moved
 from tests.unit.engine.tiny_models import save_model
 
 GPT_OSS = "gpt-oss, sinks, windows, biases"
-NUMBERS = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-
-
-def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[…, inputs] → blocks and scales, by the format's rule: the largest of a block gets the largest exponent."""
-    by_block = weight.view(*weight.shape[:-1], -1, BLOCK)
-    exponent = by_block.abs().amax(-1).log2().floor() - 2  # 6 is 1.5 · 2²
-    scaled = by_block / exponent.exp2().unsqueeze(-1)
-    nearest = (scaled.abs().unsqueeze(-1) - NUMBERS).abs().argmin(-1)
-    codes = (nearest + 8 * (scaled < 0)).to(torch.uint8)
-    return codes[..., 0::2] | (codes[..., 1::2] << 4), (exponent + 127).to(torch.uint8)
 
 
 def quantized_model(folder: Path) -> Any:
-    """A tiny gpt-oss whose experts are stored in MXFP4, and transformers' model of the same numbers."""
-    model: Any = save_model(EXPERT_FAMILIES[GPT_OSS], folder)
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
-        blocks, scales = packed(weights.pop(name).transpose(1, 2).contiguous())
-        weights[f"{name}_blocks"], weights[f"{name}_scales"] = blocks, scales
-        exact = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-        model.get_parameter(name).data.copy_(exact)
-    save_file(weights, path, {"format": "pt"})
-    change(folder, quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]})
+    """A tiny gpt-oss in MXFP4, and transformers' model of the same numbers."""
+    model = save_model(EXPERT_FAMILIES[GPT_OSS], folder)
+    store_in_mxfp4(model, folder)
     return model
-
-
-def change(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_every_byte_and_scale_is_what_transformers_reads() -> None:
