@@ -16,27 +16,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
+from router.parsers.answer_deltas import AnswerDelta, AnswerParser, DeltaList
 from router.parsers.answer_formats import AnswerFormat, joined
-from router.parsers.call_scanner import CallPart, CallScanner, CustomInput
-
-DeltaKind = Literal["content", "reasoning", "call", "arguments", "custom_call", "input"]
-NAMES = ("call", "custom_call")  # whose text is the name of a tool
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
-    """What is new of an answer. The text of a `call` is its name; `call` counts calls from 0.
-
-    A `custom_call` is one of a tool that takes a text, and its `input` is that text, without the JSON around it.
-    """
-
-    kind: DeltaKind
-    text: str
-    call: int = 0
+from router.parsers.call_scanner import CallPart, CallScanner
 
 
 class AnswerFormatReader:
@@ -93,11 +79,11 @@ class AnswerFormatReader:
             return None
         if not template.start_anchor_re.search(prefix):
             prefix = ""
-        return AnswerParser(self.format, template, prefix, tools, text_tools, has_content=not nothing_else)
+        return MarkParser(self.format, template, prefix, tools, text_tools, has_content=not nothing_else)
 
 
-class AnswerParser:
-    """Reads one answer."""
+class MarkParser:
+    """Reads one answer whose thoughts and calls stand between marks."""
 
     def __init__(
         self,
@@ -116,10 +102,7 @@ class AnswerParser:
         self._has_content = has_content
         self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
         self._broken = False
-        self._deltas: list[AnswerDelta] = []
-        self._calls = 0
-        self._text_tools = text_tools
-        self._input: CustomInput | None = None  # of the last call, if its tool takes a text
+        self._deltas = DeltaList(text_tools)
         self._content = _Blank(keep_first=True)
         self._thoughts = _Blank(keep_first=False)
         self.reads_thoughts = "reasoning_content" in template.fields
@@ -129,33 +112,29 @@ class AnswerParser:
         self._scanner: CallScanner | None = None
         for event in self._parser.initial_events:  # the prompt's own, but for what is open behind it
             self._event(event, at_end=False)
-        self._deltas.clear()
+        self._deltas.take()
         self._content = self._content.continued()
         self.begins_in_thoughts = self.in_thoughts
 
     @property
     def calls(self) -> int:
         """How many calls have begun."""
-        return self._calls
+        return self._deltas.calls
 
     def push(self, text: str) -> list[AnswerDelta]:
         """What is certain now."""
         if not text:
             return []
         self._read(text)
-        return self._take()
+        return self._deltas.take()
 
     def finish(self) -> list[AnswerDelta]:
         """The rest. The text may have ended anywhere."""
         if not self._broken:
             self._read(None)
-        self._end_input()
-        self._put("content", self._content.finish())
-        return self._take()
-
-    def _take(self) -> list[AnswerDelta]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        self._deltas.end_call()
+        self._deltas.put("content", self._content.finish())
+        return self._deltas.take()
 
     def _read(self, text: str | None) -> None:
         """Feed the parser; what it cannot take at all is content from there on."""
@@ -186,7 +165,7 @@ class AnswerParser:
                 self._thoughts = _Blank(keep_first=False)
             elif kind == "region_chunk":
                 self.thought_pieces += 1
-                self._put("reasoning", self._thoughts.push(event["text"]))
+                self._deltas.put("reasoning", self._thoughts.push(event["text"]))
             else:
                 self._content = _Blank(keep_first=False)
         elif region == "content" and kind == "region_chunk":
@@ -194,11 +173,7 @@ class AnswerParser:
 
     def _say_content(self, text: str) -> None:
         if self._has_content or self._broken:
-            self._put("content", self._content.push(text))
-
-    def _put(self, kind: DeltaKind, text: str) -> None:
-        if text:
-            self._deltas.append(AnswerDelta(kind, text, max(self._calls - 1, 0)))
+            self._deltas.put("content", self._content.push(text))
 
     # ---- calls --------------------------------------------------------------------------------------------------
 
@@ -218,7 +193,7 @@ class AnswerParser:
             if part.kind == "name":
                 self._say_call(part.text)
             elif part.kind == "arguments":
-                self._say_arguments(part.text)
+                self._deltas.arguments(part.text)
             elif scanner.calls:
                 self._say_content(part.text)
 
@@ -232,7 +207,7 @@ class AnswerParser:
         if not called:
             mark = value.get("open", "") if isinstance(value, dict) else ""
             self._say_content(mark + "".join(self._body) + ("" if at_end else self._format.close))
-        self._end_input()
+        self._deltas.end_call()
         self._body = []
 
     def _say_values(self, value: Any) -> bool:
@@ -252,26 +227,12 @@ class AnswerParser:
             self._say_call(one["name"])
             arguments = one.get("arguments") or {}
             text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            self._say_arguments(text)
+            self._deltas.arguments(text)
         return True
 
     def _say_call(self, name: str) -> None:
-        self._end_input()
-        self._calls += 1
         self._content = _Blank(keep_first=False)
-        self._input = CustomInput() if name in self._text_tools else None
-        self._put("custom_call" if self._input else "call", name)
-
-    def _say_arguments(self, text: str) -> None:
-        if self._input:
-            self._put("input", self._input.push(text))
-        else:
-            self._put("arguments", text)
-
-    def _end_input(self) -> None:
-        if self._input:
-            self._put("input", self._input.finish())
-            self._input = None
+        self._deltas.call(name)
 
 
 class _Blank:

@@ -16,7 +16,7 @@ from router.openai.answers.answer_bytes import HeldBytes
 from router.openai.answers.logprob_objects import PackedList, TokenEntry
 from router.openai.answers.prompt_echo import PromptEcho
 from router.openai.answers.response_stream import TextDelta
-from router.parsers.answer_parser import NAMES, AnswerDelta
+from router.parsers.answer_deltas import NAMES, AnswerDelta
 
 CALL_BYTES = 256  # of a call of a tool, and of its arguments, beside their text
 

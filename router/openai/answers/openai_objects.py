@@ -18,7 +18,7 @@ from router.openai.answers.kept_answer import KeptChoice
 from router.openai.answers.logprob_objects import LogprobObjects
 from router.openai.answers.prompt_echo import PromptEcho
 from router.openai.answers.response_stream import TextDelta
-from router.parsers.answer_parser import NAMES
+from router.parsers.answer_deltas import NAMES
 from router.replies import failure_body
 
 Json = dict[str, Any]

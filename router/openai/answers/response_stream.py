@@ -22,7 +22,8 @@ from typing import Literal
 
 from router.core.effects import Outcome, RequestAborted, RequestFailed, Usage
 from router.openai.answers.logprob_objects import TokenEntry
-from router.parsers.answer_parser import AnswerDelta, AnswerParser, ThoughtTokens
+from router.parsers.answer_deltas import AnswerDelta, AnswerParser
+from router.parsers.answer_parser import ThoughtTokens
 from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 from shared.primitives.errors import InvariantError

@@ -28,7 +28,7 @@ import msgspec
 from starlette.types import Scope
 
 from router.openai.answers.response_stream import TextDelta
-from router.parsers.answer_parser import NAMES, AnswerDelta
+from router.parsers.answer_deltas import NAMES, AnswerDelta
 from router.request_context import context_of
 from shared.primitives.errors import RequestError
 from shared.primitives.holders import Holders

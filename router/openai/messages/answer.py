@@ -24,7 +24,7 @@ from router.openai.answers.json_parts import Parts, object_parts
 from router.openai.answers.kept_answer import KeptChoice
 from router.openai.answers.openai_objects import Event, Json, ObjectHead, call_id
 from router.openai.answers.response_stream import TextDelta
-from router.parsers.answer_parser import AnswerDelta
+from router.parsers.answer_deltas import AnswerDelta
 from router.replies import error_object
 
 Kind = Literal["thinking", "text", "tool_use"]

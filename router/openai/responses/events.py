@@ -25,7 +25,7 @@ from router.openai.answers.openai_objects import COMMENT, Event, Json, ObjectHea
 from router.openai.answers.response_stream import TextDelta
 from router.openai.responses.fields import RepeatedFields
 from router.openai.tools.choice import ToolUse
-from router.parsers.answer_parser import NAMES, AnswerDelta
+from router.parsers.answer_deltas import NAMES, AnswerDelta
 
 Kind = Literal["reasoning", "message", "function_call", "custom_tool_call"]
 _TEXT_KINDS = {"reasoning": "reasoning_text", "message": "output_text"}

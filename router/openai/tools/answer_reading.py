@@ -22,8 +22,9 @@ from router.openai.tools.structured_output import (
     has_pattern_annotations,
     json_grammar,
 )
+from router.parsers.answer_deltas import AnswerParser
 from router.parsers.answer_formats import PREFIX_TOKENS, AnswerFormat, CallWriting
-from router.parsers.answer_parser import AnswerFormatReader, AnswerParser
+from router.parsers.answer_parser import AnswerFormatReader
 from router.text.stop_strings import StopPattern
 from router.text.tokenizer import Tokenizer
 from shared.grammar import limits

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
+from router.parsers.answer_deltas import AnswerDelta, AnswerParser
 from router.parsers.answer_formats import AnswerFormat, choose_format, joined
-from router.parsers.answer_parser import AnswerDelta, AnswerFormatReader, AnswerParser
+from router.parsers.answer_parser import AnswerFormatReader
 from shared.primitives.errors import ModelError
 
 FIXTURES = Path(__file__).parent / "answers"

@@ -27,7 +27,7 @@ from router.openai.answers.resumable_streams import (
     event_id,
     stream_marks,
 )
-from router.parsers.answer_parser import AnswerDelta
+from router.parsers.answer_deltas import AnswerDelta
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
 from shared.wire.messages import Prefill
