@@ -10,11 +10,11 @@ A model of which nothing is known writes text alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -22,13 +22,30 @@ from shared.primitives.errors import ModelError
 
 Body = Literal["json", "named", "value"]
 ToolCallParser = Literal[
-    "auto", "none", "hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4", "functiongemma"
+    "auto",
+    "none",
+    "hermes",
+    "qwen3_xml",
+    "llama3_json",
+    "mistral",
+    "gemma4",
+    "functiongemma",
+    "harmony",
+    "openai",
+    "gpt-oss",
+    "gpt_oss",
 ]
-ReasoningParser = Literal["auto", "none", "deepseek_r1", "qwen3", "gemma4"]
+ReasoningParser = Literal[
+    "auto", "none", "deepseek_r1", "qwen3", "gemma4", "harmony", "openai_gptoss", "gpt-oss", "gpt_oss"
+]
 
 PREFIX_TOKENS = 64  # at the end of a prompt: what the template begins an answer with
-_SAME = {"qwen3": "deepseek_r1"}  # they are written alike
-_TOOL_FORMATS = [name for name in get_args(ToolCallParser) if name not in ("auto", "none")]
+_HARMONY = "harmony"
+_SAME = {  # they are written alike
+    "qwen3": "deepseek_r1",
+    **dict.fromkeys(("openai", "openai_gptoss", "gpt-oss", "gpt_oss"), _HARMONY),  # vLLM's and SGLang's names
+}
+_CHANNEL_TOKENS = {"<|channel|>", "<|message|>", "<|return|>", "<|call|>"}
 _CONTENT = {"content": "text", "content_args": {"strip": False}}
 # Where an assistant's message begins in a prompt, behind which its template may have begun the answer.
 _ANCHOR = (
@@ -71,6 +88,7 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
     ] = []  # of models that write JSON; the first that a chat template fits, else the last
     begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
     thought: tuple[str, str] | None = None  # what stands around thoughts
+    channels: bool = False  # `HarmonyParser` reads it, and `fields` name what there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +105,7 @@ class AnswerFormat:
     mark_ids: Mapping[str, int] = field(default_factory=dict)  # of the marks that are special tokens
     begins_as_hermes: bool = False
     thought: tuple[str, str] | None = None
+    channels: bool = False  # thoughts, calls and content are messages, each with a header: `HarmonyParser`
     special_tokens: frozenset[str] | None = frozenset()  # whose text is needed; None: of all but ends
     given: bool = False  # by a setting: tools are put into words where the chat template does not know them
 
@@ -100,10 +119,10 @@ class AnswerFormat:
         return "reasoning_content" in self.fields
 
     def template(self, *, calls: bool, thoughts: bool = True) -> Any:
-        """Compiled, for `ResponseParser`; None where an answer is text alone."""
+        """Compiled, for `ResponseParser`; None where that is not needed: an answer is text alone, or has channels."""
         wanted = {"tool_calls": calls, "reasoning_content": thoughts}
         fields = {name: given for name, given in self.fields.items() if wanted.get(name, True)}
-        if not (wanted.keys() & fields.keys()):
+        if self.channels or not (wanted.keys() & fields.keys()):
             return None
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
@@ -114,19 +133,20 @@ class AnswerFormat:
 def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: Any) -> AnswerFormat:
     """The format of a model, by settings, its own response template, and its chat template.
 
-    Raises `ModelError` if the model's own response template is broken.
+    Raises `ModelError` if the model's own response template is broken, or the settings exclude each other.
     """
     own = getattr(tokenizer, "response_template", None)
     if own is not None and tools == reasoning == "auto":
         return _own_format(own)
     chat_template = tokenizer.get_chat_template() if tokenizer.chat_template is not None else ""
-    tool_name = tools if tools != "auto" else _recognized(chat_template)
-    special = {
-        token.content: token_id
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special and token.content in chat_template
+    tokens = {
+        token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }
-    reasoning_name = _reasoning(reasoning, tool_name, chat_template)
+    tool_name, reasoning_name = _names(
+        _SAME.get(tools, tools), _SAME.get(reasoning, reasoning), chat_template, tokens
+    )
+    channels = "harmony" in (tool_name, reasoning_name)
+    special = {token: token_id for token, token_id in tokens.items() if channels or token in chat_template}
     given = tools not in ("auto", "none")
     return joined(tool_name, reasoning_name, given=given, chat_template=chat_template, special=special)
 
@@ -158,6 +178,7 @@ def joined(
         mark_ids={mark: special[mark] for mark in sorted(marks & special.keys())},
         begins_as_hermes=calls is not None and calls.begins_as_hermes,
         thought=thoughts.thought if thoughts else None,
+        channels=any(part.channels for part in parts),
         special_tokens=marks,
         given=given,
     )
@@ -174,11 +195,31 @@ def read_format(name: str) -> FormatData:
     return msgspec.json.decode(text, type=FormatData)
 
 
+def _names(tools: str, reasoning: str, chat_template: str, tokens: Collection[str]) -> tuple[str, str]:
+    """The names of both formats, by settings and what there is of marks. Harmony's messages are read as a whole."""
+    settings = {tools, reasoning}
+    if _HARMONY in settings or (settings <= {"auto", "none"} and _has_channels(chat_template, tokens)):
+        if other := settings - {_HARMONY, "auto", "none"}:
+            raise ModelError(
+                f"a model that writes {_HARMONY} writes its calls and its thoughts so: set tool_call_parser and"
+                f" reasoning_parser to {_HARMONY}, auto or none, and not to {min(other)}"
+            )
+        calls, thoughts = ("none" if name == "none" else _HARMONY for name in (tools, reasoning))
+        return calls, thoughts
+    tools = _recognized(chat_template) if tools == "auto" else tools
+    return tools, _reasoning(reasoning, tools, chat_template)
+
+
+def _has_channels(chat_template: str, tokens: Collection[str]) -> bool:
+    return set(tokens) >= _CHANNEL_TOKENS or all(
+        mark in chat_template for mark in ("<|channel|>", "<|message|>")
+    )
+
+
 def _recognized(chat_template: str) -> str:
-    known = {name: read_format(name) for name in _TOOL_FORMATS}
     # XML stands in the marks of JSON: the more telling mark first
     for name in ("qwen3_xml", "gemma4", "functiongemma", "mistral", "hermes", "llama3_json"):
-        if known[name].marker in chat_template:
+        if read_format(name).marker in chat_template:
             return name
     return "none"
 

@@ -23,6 +23,7 @@ from typing import Any
 from router.parsers.answer_deltas import AnswerDelta, AnswerParser, DeltaList
 from router.parsers.answer_formats import AnswerFormat, joined
 from router.parsers.call_scanner import CallPart, CallScanner
+from router.parsers.harmony import HarmonyParser
 
 
 class AnswerFormatReader:
@@ -39,8 +40,10 @@ class AnswerFormatReader:
 
     @cached_property
     def forced(self) -> AnswerFormatReader:
-        """Reader of an answer whose calls a grammar forces: this format if it writes them as JSON, else Hermes."""
+        """Reader of an answer whose calls a grammar forces: this format if it has channels or JSON, else Hermes."""
         own = self.format
+        if own.channels:
+            return self
         if own.writing is not None and (own.writing.trigger or not own.thinks):
             return self
         hermes = joined("hermes", "none")
@@ -74,6 +77,15 @@ class AnswerFormatReader:
         `prefix` is the end of the prompt, which may have begun the answer; `tools` as the model is shown them;
         `text_tools` names those that take one text. `nothing_else`: a grammar keeps the answer to calls.
         """
+        if self.format.channels:
+            return HarmonyParser(
+                prefix,
+                tools,
+                text_tools,
+                calls=calls and self.format.calls,
+                thoughts=thoughts and self.format.thinks,
+                has_content=not nothing_else,
+            )
         template = self._templates[calls, thoughts]
         if template is None:
             return None

@@ -116,7 +116,9 @@ def test_an_answer_that_ends_anywhere_loses_no_call_that_was_told(
         parser = parser_of(read, answer)
         told = join(parser.push(answer.text[:at]))
         ended = join(pieces(parser_of(read, answer), [answer.text[:at]]))
-        assert ended.calls[: len(told.calls)] == told.calls
+        for (name, arguments), (told_name, told_arguments) in zip(ended.calls, told.calls, strict=False):
+            assert (name, arguments.startswith(told_arguments)) == (told_name, True)
+        assert len(ended.calls) >= len(told.calls)
         assert ended.content.startswith(told.content)
 
 
