@@ -150,7 +150,12 @@ class CompletionEndpoint:
             if reading:
                 grammar = reading.grammar(tokenizer, token_ids, grammar, ignored)
             params = request.sampling_params(
-                max_tokens[index], tokenizer.vocab_size, self._serving.sampling_defaults, grammar, bad_words
+                max_tokens[index],
+                tokenizer.vocab_size,
+                self._serving.sampling_defaults,
+                grammar,
+                bad_words,
+                tokenizer.turn_ends if reading else (),
             )
             check_masks(params, tokenizer.eos_token_ids)
             first = ClientRequest(
@@ -333,10 +338,13 @@ def _choice(
 
 
 def _detokenizer(tokenizer: Tokenizer, request: ClientRequest, options: TextOptions) -> Detokenizer:
-    ends = request.params.stop_token_ids
+    ends = set(request.params.stop_token_ids)
     skip = tokenizer.special_token_ids if options.skip_special_tokens else frozenset()
     if options.reading is not None:
-        skip -= tokenizer.marks(options.reading.reader.format.special_tokens)
-    skip = skip - set(ends) if options.include_stop else skip | set(ends)
+        answer_format = options.reading.reader.format
+        marks = tokenizer.marks(answer_format.special_tokens)
+        skip -= marks
+        ends -= marks if answer_format.channels else set()  # which the parser leaves out
+    skip = skip - ends if options.include_stop else skip | ends
     decoder = tokenizer if skip >= tokenizer.special_token_ids else tokenizer.spelling_specials
     return Detokenizer(decoder, skip, request.token_ids if options.continues_prompt else ())

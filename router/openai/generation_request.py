@@ -127,8 +127,12 @@ class GenerationRequest:
         defaults: Mapping[str, float],
         grammar: Grammar | None,
         bad_words: tuple[tuple[int, ...], ...],
+        ends: tuple[int, ...] = (),
     ) -> SamplingParams:
-        """The engine's parameters for one prompt; raises `RequestError` naming the field that is out of bounds."""
+        """The engine's parameters for one prompt; raises `RequestError` naming the field that is out of bounds.
+
+        `ends` are tokens that end this answer, beside those that the model's files name.
+        """
         if self.min_tokens is not None and not 0 <= self.min_tokens <= max_tokens:
             raise RequestError(
                 f"min_tokens must be between 0 and max_tokens ({max_tokens}), got {brief(self.min_tokens)}",
@@ -138,6 +142,9 @@ class GenerationRequest:
             raise RequestError(
                 "ignore_eos cannot go with a grammar, which says where the answer ends", param="ignore_eos"
             )
+        sampling = {**defaults, **self.sampling}
+        if ends and not self.ignore_eos:
+            sampling["stop_token_ids"] = tuple(dict.fromkeys((*sampling.get("stop_token_ids", ()), *ends)))
         params = SamplingParams(
             max_new_tokens=max_tokens,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
@@ -148,7 +155,7 @@ class GenerationRequest:
             logit_bias=_logit_bias(self.logit_bias),
             grammar=grammar,
             bad_words=bad_words,
-            **{**defaults, **self.sampling},
+            **sampling,
         )
         validate(params, vocab_size)
         return params

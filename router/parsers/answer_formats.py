@@ -88,6 +88,7 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
     ] = []  # of models that write JSON; the first that a chat template fits, else the last
     begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
     thought: tuple[str, str] | None = None  # what stands around thoughts
+    ends: tuple[str, ...] = ()  # marks that end an answer
     channels: bool = False  # `HarmonyParser` reads it, and `fields` name what there is
 
 
@@ -105,6 +106,7 @@ class AnswerFormat:
     mark_ids: Mapping[str, int] = field(default_factory=dict)  # of the marks that are special tokens
     begins_as_hermes: bool = False
     thought: tuple[str, str] | None = None
+    ends: tuple[str, ...] = ()  # marks that end an answer
     channels: bool = False  # thoughts, calls and content are messages, each with a header: `HarmonyParser`
     special_tokens: frozenset[str] | None = frozenset()  # whose text is needed; None: of all but ends
     given: bool = False  # by a setting: tools are put into words where the chat template does not know them
@@ -178,6 +180,7 @@ def joined(
         mark_ids={mark: special[mark] for mark in sorted(marks & special.keys())},
         begins_as_hermes=calls is not None and calls.begins_as_hermes,
         thought=thoughts.thought if thoughts else None,
+        ends=next((part.ends for part in parts if part.ends), ()),
         channels=any(part.channels for part in parts),
         special_tokens=marks,
         given=given,

@@ -60,6 +60,9 @@ _HEADER = re.compile(  # or what one begins with; (?>…)*+ tries no other way t
 )
 
 
+Begun = Literal["content", "reasoning"] | None  # a message of this kind
+
+
 class HeaderParts(NamedTuple):
     """What a header says, and what stands in it that is no part of one."""
 
@@ -101,7 +104,12 @@ class HarmonyParser:
         self._said: set[str] = set()  # kinds of the messages so far
         self._read_prompt(prefix)
         self.begins_in_thoughts = self.in_thoughts
-        self.begins_in_content = self._header is None and self._kind == "content"
+        self.begun = self._begun()  # by the prompt
+
+    def _begun(self) -> Begun:
+        if self._header is None and self._kind != "call":
+            return self._kind
+        return None
 
     @property
     def in_thoughts(self) -> bool:

@@ -123,6 +123,13 @@ class Tokenizer:
         return frozenset(token_id for token_id in found if token_id is not None)
 
     @property
+    def turn_ends(self) -> tuple[int, ...]:
+        """Tokens that end an answer of a chat beside `eos_token_ids`, by the model's format."""
+        ids = self.answers.format.mark_ids
+        ends = {ids[mark] for mark in self.answers.format.ends if mark in ids}
+        return tuple(sorted(ends - self.eos_token_ids))
+
+    @property
     def reserved_variables(self) -> frozenset[str]:
         """Names of the chat template's variables that are not a client's to set."""
         return self._template.reserved

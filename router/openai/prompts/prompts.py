@@ -33,6 +33,7 @@ from router.openai.prompts.chat_messages import (
     template_message,
     without_late_system,
 )
+from router.openai.prompts.harmony_messages import one_call_each
 from router.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
@@ -163,6 +164,8 @@ class Prompts:
             and not self._tokenizer.takes_late_system
         ):
             parsed = without_late_system(parsed)
+        if self._tokenizer.answers.format.channels and self._tokenizer.shows_tools:
+            parsed = one_call_each(parsed)
         parsed, options = self._with_tools(parsed, options)
         try:
             ids = self._tokenizer.encode_chat(

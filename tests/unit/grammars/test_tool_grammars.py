@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from router.openai.fields.ignored import Ignored
-from router.openai.tools.answer_reading import answer_grammar
+from router.openai.tools.answer_grammar import answer_grammar
 from router.openai.tools.choice import NO_TOOLS, ToolUse
 from router.openai.tools.declared import Tool, declared_tools
 from router.openai.tools.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar

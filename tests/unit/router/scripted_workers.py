@@ -112,6 +112,7 @@ class ScriptedWorkers:
     features: tuple[str, ...] = FEATURES
     cached_tokens: int = 0  # of each prompt, as prefill says
     model: str = MODEL
+    ends: tuple[int, ...] = (END_ID,)  # tokens that end an answer
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Decode] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -200,7 +201,7 @@ class ScriptedWorkers:
             output = output[:1] * prefill.params.max_new_tokens
         self.outputs[prefill.rid] = output
         index = len(prefill.token_ids) - prefill.prompt_len
-        finish: FinishReason | None = "stop" if output[index] == END_ID else None
+        finish: FinishReason | None = "stop" if output[index] in self.ends else None
         rid, attempt = prefill.rid, prefill.attempt
         page_size = self.limits.page_size or 16
         pages = baton(
@@ -225,7 +226,7 @@ class ScriptedWorkers:
         starts = range(first, len(output), step)
         parts = ((index, output[index : index + step]) for index in starts)
         rows = [Row(rid, attempt, index, part, logprobs_of(part, decode.params)) for index, part in parts]
-        reason: FinishReason = "stop" if output[-1] == END_ID else "length"
+        reason: FinishReason = "stop" if output[-1] in self.ends else "length"
         self._steps[rid] = deque([*rows, Finished(rid, attempt, len(output), reason)])
 
 
