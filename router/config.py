@@ -218,13 +218,14 @@ class RouterConfig(ProcessConfig):
     )
     tool_call_parser: ToolCallParser = Field(
         default="auto",
-        description="How the model writes calls of tools, by vLLM's names. auto: as its tokenizer or chat template "
-        "shows. A name also serves tools with a model whose chat template does not show them.",
+        description="How the model writes calls of tools, by vLLM's names; openai, gpt-oss and gpt_oss are harmony. "
+        "auto: as its tokenizer or chat template shows. A name also serves tools with a model whose chat template does "
+        "not show them.",
     )
     reasoning_parser: ReasoningParser = Field(
         default="auto",
-        description="How the model writes its thoughts, by vLLM's names. auto: as its tokenizer or chat template "
-        "shows. none: thoughts are content.",
+        description="How the model writes its thoughts, by vLLM's names; openai_gptoss, gpt-oss and gpt_oss are "
+        "harmony. auto: as its tokenizer or chat template shows. none: thoughts are content.",
     )
     stream_backlog_bytes: PositiveInt = Field(
         default=1 << 20,

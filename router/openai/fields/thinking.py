@@ -29,6 +29,8 @@ SWITCHES = ("enable_thinking", "thinking")  # variables of templates, each a boo
 EFFORT = "reasoning_effort"  # likewise, a word
 BUDGETS = ("thinking_budget", "thinking_token_budget", "reasoning_budget")
 _EFFORTS = ("think", "reasoning.effort", EFFORT)
+# gpt-oss was trained with low, medium and high; what others call the ends of their scales is the nearest of these.
+_HARMONY_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
 _ABOUT_THINKING = (
     *("chat_template_kwargs", "enable_thinking", "thinking", "think", "reasoning", "disable_reasoning"),
     *("reasoning_effort", *BUDGETS, "reasoning_format"),
@@ -92,7 +94,8 @@ def template_variables(fields: ThoughtFields, tokenizer: Tokenizer, ignored: Ign
         if unmet and name != "chat_template_kwargs":  # its variables are a template's own affair
             ignored.own(name)
     if effort := _effort(fields):
-        variables.setdefault(EFFORT, effort)
+        nearest = _HARMONY_EFFORTS if tokenizer.answers.format.channels else {}
+        variables.setdefault(EFFORT, nearest.get(effort, effort))
     _pass_over(fields, ignored)
     return variables
 

@@ -2,7 +2,7 @@
 
     tool_choice      none       the tools are not shown to the model, and its answer is text
                      auto       the model calls or does not
-                     required   one call at least, of any tool          kept by a grammar, see `answer_reading`
+                     required   one call at least, of any tool          kept by a grammar, see `answer_grammar`
                      a tool     one call of it                          the same
                      allowed    as if these tools were all that there are, with auto or required
 
