@@ -85,10 +85,10 @@ class WorkerConfig(ProcessConfig):
         "float32, the only type there. auto on cuda is the type that the weights are stored in, but bfloat16 for "
         "float32, and float16 for bfloat16 before compute capability 8.0.",
     )
-    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+    kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"] = Field(
         default="auto",
         description="Type of the KV cache. auto on cpu is float16 for a model of 4- or 8-bit blocks, else float32. "
-        "On cuda it is the type of the weights.",
+        "On cuda it is the type of the weights, or fp8_e4m3: half of the memory, and less exact.",
     )
     kernels: Literal["auto", "avx512", "avx2", "plain", "torch"] = Field(
         default="auto",

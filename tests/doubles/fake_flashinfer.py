@@ -140,7 +140,8 @@ class FakeDecodeWrapper(_Planned):
     ) -> None:
         """What `plan` and `fast_decode_plan` share."""
         assert len(last_page_len) == len(self.last_page_len) == len(indptr) - 1
-        assert q_data_type == kv_data_type
+        assert kv_data_type in (q_data_type, torch.float8_e4m3fn)
+        assert q_data_type != torch.float8_e4m3fn
         assert len(shape) == 4
         self._scale = sm_scale
         self.write_plan([len(last_page_len), window_left, int(not disable_split_kv), 0, *indptr.tolist()])

@@ -27,7 +27,7 @@ from shared.engine.cuda.step_kernels import (
     read_reports,
 )
 from shared.engine.quantized.formats import WeightFormat
-from shared.engine.quantized.fp8 import Fp8Products, joined
+from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
 from tests.unit.engine.cuda.test_step_kernels import (
     any_logits,
     any_state,
@@ -143,8 +143,9 @@ def test_our_kernels_are_the_reference_bit_for_bit(gpu: torch.device, rows: int,
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("fp8_kv", [False, True])
 def test_kernels_of_heads_are_the_reference_but_for_sums(
-    gpu: torch.device, rows: int, head_dim: int, dtype: torch.dtype
+    gpu: torch.device, fp8_kv: bool, rows: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(rows)
     heads, kv_heads, page_size, pages = 5, 2, 16, -(-rows // 16)
@@ -156,11 +157,14 @@ def test_kernels_of_heads_are_the_reference_but_for_sums(
     batch = moved(PagedBatch.of(torch.tensor([rows]), torch.tensor([rows]), tables, page_size), str(gpu))
     found = []
     for writer in (CudaHeadWriter.compiled(gpu), TorchHeadWriter()):
-        cells = torch.zeros(pages, 3, 2, kv_heads, page_size, head_dim, dtype=dtype, device=gpu)
+        kept = E4M3 if fp8_kv else dtype
+        cells = torch.zeros(pages, 3, 2, kv_heads, page_size, head_dim, dtype=kept, device=gpu)
         q, k, v = torch.split(qkv.clone(), [heads, kv_heads, kv_heads], dim=1)
-        found.append((writer.write(q, k, v, transform, batch, cells[:, 1]), cells))
+        queries = writer.write(q, k, v, transform, batch, cells[:, 1])
+        found.append((queries, cells.float() if fp8_kv else cells))
     for ours, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
+        eps = torch.finfo(E4M3 if fp8_kv else dtype).eps
+        torch.testing.assert_close(ours, wanted, rtol=2 * eps, atol=1e-2)
         assert (ours != wanted).float().mean() < 0.01
 
 

@@ -101,12 +101,16 @@ class AttentionKernels:
 
     library: FlashInfer
     heads: HeadWriter
+    dtype: torch.dtype | None = None  # of queries; None: that of the cache
 
 
 def check_bounds(
     config: ModelConfig, dtype: torch.dtype, capability: Capability, *, deterministic: bool = False
 ) -> None:
-    """Raises `ConfigError` for what FlashInfer's kernels do not compute on a GPU of this compute capability."""
+    """Raises `ConfigError` for what FlashInfer's kernels do not compute on a GPU of this compute capability.
+
+    `dtype`: of queries.
+    """
     gpu = ".".join(map(str, capability))
     if config.norm_offset or config.attention_cap is not None:
         raise ConfigError(f"{config.architecture} has not been brought to GPUs yet: use device cpu")
@@ -166,7 +170,8 @@ class FlashInferAttention:
         self._shape = (config.heads, config.kv_heads, config.head_dim, cache.page_size)
         self._group = config.heads // config.kv_heads
         self._views = [cache.paged_layer(layer) for layer in range(config.layers)]
-        self._device, self._dtype = cache.store.device, cache.store.dtype
+        self._device, self._kv_dtype = cache.store.device, cache.store.dtype
+        self._dtype = kernels.dtype or self._kv_dtype
         processors = Processors.of(self._device)
         self._floats = self._workspace(float_workspace_bytes(config, requests, processors))
         # Steps follow each other in the stream, so batch sizes can share a plan's place on the device. Windows cannot.
@@ -366,7 +371,7 @@ class FlashInferAttention:
         return {
             "window_left": -1 if window is None else window - 1,
             "q_data_type": self._dtype,
-            "kv_data_type": self._dtype,
+            "kv_data_type": self._kv_dtype,
             "sm_scale": self._scale,
             "disable_split_kv": self._deterministic or not split,
         }

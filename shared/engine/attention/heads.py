@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shared.engine.checkpoint.dtypes import EIGHT_BITS
+
 
 @dataclass(frozen=True, slots=True)
 class HeadTransform:
@@ -36,6 +38,14 @@ def weaken_by_sinks(attended: Tensor, log_sums: Tensor, sinks: Tensor) -> Tensor
     the sums of the exponentials of scores; sinks float32 [heads].
     """
     return attended.mul_(torch.sigmoid(log_sums - sinks).unsqueeze(-1))
+
+
+def kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values in the type of a cache. What is beyond the largest number of 8 bits becomes that, not NaN."""
+    if dtype is EIGHT_BITS:
+        largest = torch.finfo(dtype).max
+        x = x.clamp(-largest, largest)
+    return x.to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

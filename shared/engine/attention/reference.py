@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.engine.attention.heads import HeadTransform
+from shared.engine.attention.heads import HeadTransform, kept
 from shared.engine.attention.protocol import PagedBatch, PlanGuard, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -78,7 +78,7 @@ class TorchHeadWriter:
         q, k = transform(q, k, batch.positions)
         pages, slots = batch.cells()
         for kind, new in enumerate((k, v)):
-            cells[pages, kind, :, slots] = new.to(cells.dtype)
+            cells[pages, kind, :, slots] = kept(new, cells.dtype)
         return q
 
 
@@ -121,7 +121,7 @@ class ReferenceStep:
         q, k = transform(q, k, batch.positions)
         pages, slots = batch.cells()
         for cell, new in zip(cells, (k, v), strict=True):
-            cell[pages, :, slots] = new.to(cell.dtype)
+            cell[pages, :, slots] = kept(new, cell.dtype)
         request = batch.batch_indices.long()
         row = torch.arange(len(q), device=q.device) - batch.qo_indptr[request]
         requests, (heads, head_dim) = len(batch.kv_last_page_len), q.shape[1:]

@@ -1,8 +1,8 @@
 """In which types a model computes and keeps its KV: what a device can do, against what was asked for.
 
 A CPU computes in float32 alone: its kernels, and the linears of torch that give a row the same bits in any batch, have
-no other type. Kernels of GPUs read queries and KV pages in one type, of 16 bits; bfloat16 exists from compute
-capability 8.0 on (Ampere). The CUDA engine in plain torch takes what torch takes on CPU.
+no other type. Kernels of GPUs read queries in 16 bits, and KV pages in the same type or in 8 bits; bfloat16 exists from
+compute capability 8.0 on (Ampere). The CUDA engine in plain torch takes what torch takes on CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import torch
 
 from shared.primitives.errors import ConfigError
 
-_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EIGHT_BITS = torch.float8_e4m3fn  # of KV
+_NAMES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8_e4m3": EIGHT_BITS,
+}
 _BFLOAT16_CAPABILITY = (8, 0)
 
 
@@ -46,7 +52,7 @@ def dtypes_on_cuda(
 
     `capability` is the GPU's, None for plain torch on a CPU. Weights in float32 become bfloat16 on a GPU, and those in
     bfloat16 float16 where there is no bfloat16: numbers beyond 65,504 are then infinite. KV has the type of the
-    weights. Raises `ConfigError` for a type that the device has not.
+    weights, or 8 bits where that is asked for. Raises `ConfigError` for a type that the device has not.
     """
     if capability is None:
         able, where = [torch.float32, torch.bfloat16, torch.float16], "on cuda-on-cpu"
@@ -57,8 +63,8 @@ def dtypes_on_cuda(
         able, where = [torch.float16], f"on a GPU of compute capability {version} (bfloat16 needs 8.0)"
     able.sort(key=lambda each: each != stored)
     weights = _choose("dtype", dtype, able, where)
-    reason = ", the type of the weights: attention reads both in one type"
-    return Dtypes(weights, _choose("kv_cache_dtype", kv_cache_dtype, [weights], where, reason))
+    reason = f": attention reads {dtype_name(weights)}, the type of the weights, or 8 bits"
+    return Dtypes(weights, _choose("kv_cache_dtype", kv_cache_dtype, [weights, EIGHT_BITS], where, reason))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -73,7 +79,7 @@ def _choose(
     if name == "auto":
         return able[0]
     if _NAMES.get(name) not in able:
-        *others, last = ["auto", *sorted(map(dtype_name, able))]
+        *others, last = ["auto", *sorted(name for name, dtype in _NAMES.items() if dtype in able)]
         raise ConfigError(
             f"unsupported {setting}: {name}; supported {where} are {', '.join(others)} and {last}{reason}"
         )

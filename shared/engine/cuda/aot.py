@@ -1,6 +1,6 @@
 """Compiles the modules of FlashInfer that Segue calls ahead of time, for an image that has no compiler.
 
-    python -m shared.engine.cuda.aot --arch "9.0a" [FOLDER] [--dtype bfloat16] [--head-dim 64 128]
+    python -m shared.engine.cuda.aot --arch "9.0a" [FOLDER] [--dtype bfloat16] [--head-dim 64 128] [--fp8-kv]
 
 FlashInfer compiles a module at the first call that needs it, unless FOLDER has it: by default `data/aot` of its own
 package, where it looks. With FLASHINFER_DISABLE_JIT=1 a call that needs a module outside `MODULES` fails. Needs nvcc
@@ -43,9 +43,9 @@ class Module:
         return getattr(importlib.import_module(self.package), self.generator)(*self.arguments)
 
 
-def _attention(dtype: torch.dtype, head_dim: int, window: bool) -> tuple[Module, Module]:
+def _attention(dtype: torch.dtype, kept: torch.dtype, head_dim: int, window: bool) -> tuple[Module, Module]:
     """Prefill, which is decode on tensor cores as well, and decode without them. A window is compiled in."""
-    types = (dtype, dtype, dtype, torch.int32)  # queries, cache, results, indices
+    types = (dtype, kept, dtype, torch.int32)  # queries, cache, results, indices
     shape = (head_dim, head_dim, NO_POSITIONS, window, False)  # the last: no logits cap
     return (
         Module("flashinfer.jit.attention", "gen_batch_prefill_module", ("fa2", *types, *shape, False)),
@@ -54,16 +54,20 @@ def _attention(dtype: torch.dtype, head_dim: int, window: bool) -> tuple[Module,
 
 
 def modules(
-    dtypes: Iterable[torch.dtype] = DTYPES, head_dims: Iterable[int] = HEAD_DIMS
+    dtypes: Iterable[torch.dtype] = DTYPES, head_dims: Iterable[int] = HEAD_DIMS, *, fp8_kv: bool = False
 ) -> tuple[Module, ...]:
-    """What models of these dtypes and head_dims need; most of the time and size is attention's."""
+    """What models of these dtypes and head_dims need; most of the time and size is attention's.
+
+    `fp8_kv`: also for pages in 8 bits, which doubles that.
+    """
+    head_dims, pages = tuple(head_dims), (None, torch.float8_e4m3fn) if fp8_kv else (None,)
     return (
         Module("flashinfer.jit.norm", "gen_norm_module"),
         Module("flashinfer.jit.activation", "gen_act_and_mul_module", ("silu",)),
         *(
             module
-            for dtype, window, head_dim in product(dtypes, (False, True), head_dims)
-            for module in _attention(dtype, head_dim, window)
+            for kept, dtype, window, head_dim in product(pages, dtypes, (False, True), head_dims)
+            for module in _attention(dtype, kept or dtype, head_dim, window)
         ),
     )
 
@@ -99,11 +103,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", nargs="+", choices=dtypes, default=list(dtypes), help="default: all")
     parser.add_argument("--head-dim", nargs="+", type=int, choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument(
+        "--fp8-kv", action="store_true", help="also for kv_cache_dtype fp8_e4m3; twice the modules"
+    )
+    parser.add_argument(
         "--list", action="store_true", help="print the names of the modules, and compile none"
     )
     read = parser.parse_args(arguments)
     os.environ["FLASHINFER_CUDA_ARCH_LIST"] = read.arch  # read when FlashInfer is imported
-    wanted = modules([dtypes[name] for name in read.dtype], read.head_dim)
+    wanted = modules([dtypes[name] for name in read.dtype], read.head_dim, fp8_kv=read.fp8_kv)
     if read.list:
         sys.stdout.writelines(f"{module.spec().name}\n" for module in wanted)
         return

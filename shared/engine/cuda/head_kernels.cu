@@ -46,18 +46,24 @@ __device__ static inline void rotate(float* x, Rotation<COUNT> by, int lane) {
   }
 }
 
+// What a page keeps of a number.
+template <class T>
+__device__ static inline void keep(T x, T& cell) { cell = x; }
+template <class T>
+__device__ static inline void keep(T x, Float8& cell) { narrow(wide(x), cell); }
+
 // ---- the kernel ----------------------------------------------------------------------------------------------------
 
 // q [rows, heads, 32 COUNT], k and v [rows, kv_heads, 32 COUNT], each row `stride` values behind the one before; q is
 // overwritten. q_norm and k_norm [32 COUNT] or null; cos_sin float32 [positions, rotary_dim] or null. positions and
-// requests int32 [rows]; kv_indptr and kv_indices as in PagedBatch. cells: a layer's keys of the first page; its values
-// lie behind them, and the next page `page_stride` values further.
-template <class T, int COUNT>
+// requests int32 [rows]; kv_indptr and kv_indices as in PagedBatch. cells: a layer's keys of the first page, in a type of
+// their own; its values lie behind them, and the next page `page_stride` values further.
+template <class T, class Cell, int COUNT>
 __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride, int rows,
                                           int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,
                                           const float* cos_sin, int rotary_dim, const int* positions,
                                           const int* requests, const int* kv_indptr, const int* kv_indices,
-                                          int page_size, T* cells, i64 page_stride) {
+                                          int page_size, Cell* cells, i64 page_stride) {
   const int lane = threadIdx.x % 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   let_next_begin();
   const int of_row = heads + 2 * kv_heads, row = warp / of_row, head = warp % of_row;
@@ -74,7 +80,7 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
   wait_for_previous();
   auto own = neighbours<T, COUNT>(source + lane * COUNT);
   const int position = positions[row];
-  T* target = q + row * q_stride + head * (32 * COUNT);
+  Cell* target = cells;
   if (!is_query) {
     const i64 page = kv_indices[kv_indptr[requests[row]] + position / page_size];
     const int place = kv_head * page_size + position % page_size + (is_key ? 0 : kv_heads * page_size);
@@ -89,23 +95,35 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
     if (cos_sin) rotate<T, COUNT>(x, rotation, lane);
     for (int i = 0; i < COUNT; ++i) narrow(x[i], own.of[i]);
   }
-  *reinterpret_cast<Neighbours<T, COUNT>*>(target + lane * COUNT) = own;
+  if (is_query) {
+    *reinterpret_cast<Neighbours<T, COUNT>*>(q + row * q_stride + head * (32 * COUNT) + lane * COUNT) = own;
+    return;
+  }
+  Neighbours<Cell, COUNT> kept;
+  for (int i = 0; i < COUNT; ++i) keep(own.of[i], kept.of[i]);
+  *reinterpret_cast<Neighbours<Cell, COUNT>*>(target + lane * COUNT) = kept;
 }
 
-#define WRITE_HEADS(NAME, T, HEAD_DIM)                                                                                \
+#define WRITE_HEADS(NAME, T, CELL, HEAD_DIM)                                                                          \
   extern "C" __global__ void NAME(T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride, int rows,   \
                                   int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,           \
                                   const float* cos_sin, int rotary_dim, const int* positions, const int* requests,    \
-                                  const int* kv_indptr, const int* kv_indices, int page_size, T* cells,               \
+                                  const int* kv_indptr, const int* kv_indices, int page_size, CELL* cells,            \
                                   i64 page_stride) {                                                                  \
-    write_heads<T, HEAD_DIM / 32>(q, q_stride, k, k_stride, v, v_stride, rows, heads, kv_heads, q_norm, k_norm,       \
-                                  epsilon, cos_sin, rotary_dim, positions, requests, kv_indptr, kv_indices,           \
-                                  page_size, cells, page_stride);                                                     \
+    write_heads<T, CELL, HEAD_DIM / 32>(q, q_stride, k, k_stride, v, v_stride, rows, heads, kv_heads, q_norm, k_norm, \
+                                        epsilon, cos_sin, rotary_dim, positions, requests, kv_indptr, kv_indices,     \
+                                        page_size, cells, page_stride);                                               \
   }
 
-WRITE_HEADS(write_heads_bfloat16_64, BFloat16, 64)
-WRITE_HEADS(write_heads_bfloat16_128, BFloat16, 128)
-WRITE_HEADS(write_heads_bfloat16_256, BFloat16, 256)
-WRITE_HEADS(write_heads_float16_64, Float16, 64)
-WRITE_HEADS(write_heads_float16_128, Float16, 128)
-WRITE_HEADS(write_heads_float16_256, Float16, 256)
+WRITE_HEADS(write_heads_bfloat16_64, BFloat16, BFloat16, 64)
+WRITE_HEADS(write_heads_bfloat16_128, BFloat16, BFloat16, 128)
+WRITE_HEADS(write_heads_bfloat16_256, BFloat16, BFloat16, 256)
+WRITE_HEADS(write_heads_float16_64, Float16, Float16, 64)
+WRITE_HEADS(write_heads_float16_128, Float16, Float16, 128)
+WRITE_HEADS(write_heads_float16_256, Float16, Float16, 256)
+WRITE_HEADS(write_heads_bfloat16_float8_e4m3fn_64, BFloat16, Float8, 64)
+WRITE_HEADS(write_heads_bfloat16_float8_e4m3fn_128, BFloat16, Float8, 128)
+WRITE_HEADS(write_heads_bfloat16_float8_e4m3fn_256, BFloat16, Float8, 256)
+WRITE_HEADS(write_heads_float16_float8_e4m3fn_64, Float16, Float8, 64)
+WRITE_HEADS(write_heads_float16_float8_e4m3fn_128, Float16, Float8, 128)
+WRITE_HEADS(write_heads_float16_float8_e4m3fn_256, Float16, Float8, 256)

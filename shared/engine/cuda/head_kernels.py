@@ -18,7 +18,7 @@ _THREADS = 128
 
 
 class CudaHeadWriter:
-    """See `HeadWriter`. q, k and v in 16 bits; their rows may lie apart, heads of a row may not."""
+    """See `HeadWriter`. q, k and v in 16 bits, cells too or in 8; their rows may lie apart, heads of a row may not."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -35,11 +35,12 @@ class CudaHeadWriter:
         rows, heads, head_dim = q.shape
         kv_heads = k.shape[1]
         assert q.stride(1) == k.stride(1) == v.stride(1) == head_dim
-        assert q.dtype == k.dtype == v.dtype == cells.dtype
+        assert q.dtype == k.dtype == v.dtype
+        types = dict.fromkeys(str(each.dtype).removeprefix("torch.") for each in (q, cells))
         warps = rows * (heads + 2 * kv_heads)
         run_kernel(
             self._launch,
-            f"write_heads_{str(q.dtype).removeprefix('torch.')}_{head_dim}",
+            f"write_heads_{'_'.join(types)}_{head_dim}",
             -(-warps * _WARP // _THREADS),
             _THREADS,
             *(part for each in (q, k, v) for part in (each, ctypes.c_longlong(each.stride(0)))),

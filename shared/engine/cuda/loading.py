@@ -110,7 +110,7 @@ def assemble(
         platform.forward,
         platform.copies,
         model,
-        platform.attention(shape, cache, config.slots),
+        platform.attention(shape, cache, config.slots, dtypes.weights),
         platform.kernels,
         platform.ops,
         cache,

@@ -1,5 +1,5 @@
-// Numbers of 16 bits, bfloat16 and float16, as our kernels read, compute and round them; and neighbours in memory, which
-// are read and written at once. NVRTC has neither without CUDA's own headers, which an image lacks.
+// Numbers of 16 bits, bfloat16 and float16, as our kernels read, compute and round them, and those of 8 bits as they are
+// written; and neighbours in memory, which are read and written at once. NVRTC has neither without CUDA's own headers, which an image lacks.
 
 #pragma once
 
@@ -47,6 +47,26 @@ static inline void narrow(float x, Float16& to) {
   __builtin_memcpy(&to, &result, sizeof to);
 }
 #endif
+
+struct Float8 {  // e4m3: three bits of fraction, no infinity
+  unsigned char bits;
+};
+
+__device__ static inline void narrow(float x, Float8& to) {  // to the nearest, to the even one of two, 448 at most
+  const unsigned bits = (unsigned)__float_as_int(x), sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
+  const unsigned smallest_normal = 0x3c800000, largest = 0x43e00000, infinite = 0x7f800000;  // 2^-6, 448
+  unsigned found;
+  if (size > infinite) {
+    found = 0x7f;
+  } else if (size >= largest) {
+    found = 0x7e;
+  } else if (size < smallest_normal) {  // 2^14 has the smallest number, 2^-9, as its last bit
+    found = (unsigned)(__float_as_int(__int_as_float((int)size) + 16384.0f) - __float_as_int(16384.0f));
+  } else {
+    found = ((size + 0x7ffff + (size >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+  }
+  to.bits = (unsigned char)(sign | found);
+}
 
 template <class T>
 __device__ static inline float rounded(float x) {

@@ -47,7 +47,7 @@ class Platform:
     copies: Stream
     ops: Ops
     kernels: StepKernels
-    attention: Callable[[ModelConfig, KVCache, int], StreamAttention]  # the last: slots
+    attention: Callable[[ModelConfig, KVCache, int, torch.dtype], StreamAttention]  # slots, type of queries
     check: Callable[[ModelConfig, Dtypes], None]  # raises `ConfigError` for what kernels do not support
     fp8: Fp8Products  # what it multiplies in 8 bits
     capability: tuple[int, int] | None  # of the GPU
@@ -70,7 +70,7 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         copies,
         TorchOps(),
         ReferenceKernels(),
-        lambda config, cache, slots: ReferenceAttention(config, cache, forward, slots),
+        lambda config, cache, slots, _dtype: ReferenceAttention(config, cache, forward, slots),
         check=lambda _config, _dtypes: None,
         fp8=ON_HOST,
         capability=None,
@@ -94,18 +94,18 @@ def cuda_platform(deterministic: bool) -> Platform:
     heads = CudaHeadWriter.compiled(device)
     fp8 = Fp8Products.on_gpu(capability, deterministic=deterministic)
 
-    def attention(config: ModelConfig, cache: KVCache, slots: int) -> FlashInferAttention:
+    def attention(config: ModelConfig, cache: KVCache, slots: int, dtype: torch.dtype) -> FlashInferAttention:
         return FlashInferAttention(
             config,
             cache,
-            AttentionKernels(flashinfer, heads),
+            AttentionKernels(flashinfer, heads, dtype),
             lambda: PlanGuard(forward.record),
             requests=slots,
             deterministic=deterministic,
         )
 
     def check(config: ModelConfig, dtypes: Dtypes) -> None:
-        check_bounds(config, dtypes.kv, capability, deterministic=deterministic)
+        check_bounds(config, dtypes.weights, capability, deterministic=deterministic)
         if config.has_experts:
             if deterministic:
                 raise ConfigError(

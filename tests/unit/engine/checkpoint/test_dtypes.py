@@ -67,8 +67,8 @@ def test_a_chosen_type_wins_over_the_stored_one() -> None:
             "auto",
             "float16",
             HOPPER,
-            "unsupported kv_cache_dtype: float16; supported on cuda are auto and bfloat16, the type of the weights: "
-            "attention reads both in one type",
+            "unsupported kv_cache_dtype: float16; supported on cuda are auto, bfloat16 and fp8_e4m3: attention reads "
+            "bfloat16, the type of the weights, or 8 bits",
         ),
         (
             "int4",
@@ -84,6 +84,18 @@ def test_what_a_gpu_has_not_is_refused_in_one_sentence(
     with pytest.raises(ConfigError) as caught:
         dtypes_on_cuda(dtype, kv_cache_dtype, stored=BRAIN, capability=capability)
     assert str(caught.value).startswith(sentence)
+
+
+def test_kv_has_8_bits_where_that_is_asked_for() -> None:
+    eight = torch.float8_e4m3fn
+    assert dtypes_on_cuda("auto", "fp8_e4m3", stored=BRAIN, capability=HOPPER) == Dtypes(BRAIN, eight)
+    assert dtypes_on_cuda("auto", "fp8_e4m3", stored=FULL, capability=PLAIN_TORCH) == Dtypes(FULL, eight)
+    with pytest.raises(
+        ConfigError, match="unsupported dtype: fp8_e4m3; supported on cuda are auto, bfloat16 and"
+    ):
+        dtypes_on_cuda("fp8_e4m3", "auto", stored=BRAIN, capability=HOPPER)
+    with pytest.raises(ConfigError, match="unsupported kv_cache_dtype: fp8_e4m3; supported on cpu are"):
+        dtypes_on_cpu("auto", "fp8_e4m3", blocks=False)
 
 
 def test_auto_on_cpu_is_float32_and_halves_beside_blocks() -> None:

@@ -84,7 +84,9 @@ class LateBench:
             forward,
             copies,
             model.decoder,
-            PlannedOnHost(platform.attention(model.config, self.cache, SLOTS), forward),
+            PlannedOnHost(
+                platform.attention(model.config, self.cache, SLOTS, self.cache.store.dtype), forward
+            ),
             DistinctPlaces(),
             platform.ops,
             self.cache,

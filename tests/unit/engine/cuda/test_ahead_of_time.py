@@ -67,21 +67,23 @@ def _activation(flashinfer: Any) -> None:
     flashinfer.silu_and_mul(torch.zeros(ROWS, 128, dtype=torch.bfloat16))
 
 
-def _prefill(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int) -> None:
+def _prefill(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int, kept: torch.dtype) -> None:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "HND", backend="fa2")
-    plan(wrapper, dtype, head_dim, window_left, indices(0, 1), causal=True)
+    plan(wrapper, (dtype, kept), head_dim, window_left, indices(0, 1), causal=True)
 
 
-def _decode(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int) -> None:
+def _decode(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int, kept: torch.dtype) -> None:
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "HND", backend="fa2")
-    plan(wrapper, dtype, head_dim, window_left)
+    plan(wrapper, (dtype, kept), head_dim, window_left)
 
 
-def _decode_on_tensor_cores(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int) -> None:
+def _decode_on_tensor_cores(
+    flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int, kept: torch.dtype
+) -> None:
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         workspace(), "HND", backend="fa2", use_tensor_cores=True
     )
-    plan(wrapper, dtype, head_dim, window_left)
+    plan(wrapper, (dtype, kept), head_dim, window_left)
 
 
 def workspace() -> torch.Tensor:
@@ -89,9 +91,16 @@ def workspace() -> torch.Tensor:
     return torch.zeros(1024, dtype=torch.uint8)
 
 
-def plan(wrapper: Any, dtype: torch.dtype, head_dim: int, window_left: int, *qo: Any, **options: Any) -> None:
-    """Plan one row of one page."""
-    options |= {"q_data_type": dtype, "kv_data_type": dtype, "window_left": window_left}
+def plan(
+    wrapper: Any,
+    types: tuple[torch.dtype, torch.dtype],
+    head_dim: int,
+    window_left: int,
+    *qo: Any,
+    **options: Any,
+) -> None:
+    """Plan one row of one page; types of queries and of pages."""
+    options |= {"q_data_type": types[0], "kv_data_type": types[1], "window_left": window_left}
     pages = (indices(0, 1), indices(0), indices(1))
     wrapper.plan(*qo, *pages, HEADS, KV_HEADS, head_dim, PAGE_SIZE, **options)
 
@@ -101,7 +110,7 @@ CALLS: dict[str, Callable[[Any], None]] = {
     "fused_add_rmsnorm": _add_norm,
     "silu_and_mul": _activation,
 }
-ATTENTION: dict[str, list[Callable[[Any, torch.dtype, int, int], None]]] = {
+ATTENTION: dict[str, list[Callable[[Any, torch.dtype, int, int, torch.dtype], None]]] = {
     "BatchPrefillWithPagedKVCacheWrapper": [_prefill],
     "BatchDecodeWithPagedKVCacheWrapper": [_decode, _decode_on_tensor_cores],
 }
@@ -119,9 +128,9 @@ def called() -> set[str]:
     return names
 
 
-def compiled() -> set[str]:
+def compiled(*, fp8_kv: bool = False) -> set[str]:
     """The names of all modules that are compiled ahead of time."""
-    return {module.spec().name for module in aot.MODULES}
+    return {module.spec().name for module in (aot.modules(fp8_kv=True) if fp8_kv else aot.MODULES)}
 
 
 def needed(call: Callable[..., None], *arguments: Any) -> str:
@@ -131,10 +140,12 @@ def needed(call: Callable[..., None], *arguments: Any) -> str:
     return str(caught.value)
 
 
-def attention_needs(flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int) -> set[str]:
+def attention_needs(
+    flashinfer: Any, dtype: torch.dtype, head_dim: int, window_left: int, kept: torch.dtype | None = None
+) -> set[str]:
     """The modules of all attention over one kind of pages."""
     return {
-        needed(call, flashinfer, dtype, head_dim, window_left)
+        needed(call, flashinfer, dtype, head_dim, window_left, kept or dtype)
         for calls in ATTENTION.values()
         for call in calls
     }
@@ -162,10 +173,15 @@ def test_attention_finds_its_modules(
 
 
 def test_nothing_is_compiled_for_nobody(flashinfer: Any) -> None:
+    """Modules for pages of 8 bits are others, and compiled where they are asked for."""
     needs = {needed(call, flashinfer) for call in CALLS.values()}
+    of_eight_bits: set[str] = set()
     for dtype, head_dim, window_left in product(aot.DTYPES, aot.HEAD_DIMS, (-1, 0)):
         needs |= attention_needs(flashinfer, dtype, head_dim, window_left)
+        of_eight_bits |= attention_needs(flashinfer, dtype, head_dim, window_left, torch.float8_e4m3fn)
     assert compiled() == needs
+    assert not of_eight_bits & needs
+    assert compiled(fp8_kv=True) == needs | of_eight_bits
 
 
 @pytest.mark.usefixtures("flashinfer")

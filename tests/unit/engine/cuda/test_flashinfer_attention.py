@@ -88,8 +88,12 @@ class Steps:
         deterministic: bool = False,
         stream: Any = None,
         package: Any = None,
+        kept: torch.dtype = torch.float32,
     ) -> None:
-        """With a stream, `package` computes on it; else a double whose calls bind to those of `package`."""
+        """Queries are float32, pages in the type that is `kept`.
+
+        With a stream, `package` computes on it; else a double whose calls bind to those of `package`.
+        """
         self.random = random.Random(seed)
         torch.manual_seed(seed)
         self.stream = stream or LateStream(self.random, [])
@@ -99,14 +103,20 @@ class Steps:
             return PlanGuard(self.stream.record) if guarded else nullcontext()
 
         self.cache, reference = (
-            KVCache(CONFIG, PageCounts(PAGES, padding=1), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
+            KVCache(
+                CONFIG,
+                PageCounts(PAGES, padding=1),
+                page_size=PAGE_SIZE,
+                dtype=kept,
+                layout=KVLayout.KEYS_BY_TOKEN,
+            )
             for _ in range(2)
         )
         self.reference = ReferenceAttention(CONFIG, reference)
         self.attention = FlashInferAttention(
             CONFIG,
             self.cache,
-            AttentionKernels(self.library, HeadsOnStream(self.stream)),
+            AttentionKernels(self.library, HeadsOnStream(self.stream), torch.float32),
             guard,
             requests=REQUESTS,
             deterministic=deterministic,
@@ -258,6 +268,17 @@ def test_each_step_reads_its_own_plan(seed: int, deterministic: bool) -> None:
     assert steps.equal()
     assert all(steps.fits)
     assert (steps.graphs > 5) is not deterministic
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["default", "deterministic"])
+def test_pages_of_8_bits_are_planned_and_read_as_such(deterministic: bool) -> None:
+    """Queries keep their own type: the double refuses those of 8 bits."""
+    steps = Steps(1, deterministic=deterministic, kept=torch.float8_e4m3fn)
+    steps.run(60)
+    assert steps.equal()
+    written = steps.cache.store.float()
+    assert bool((written != 0).any())
+    assert not any(torch.allclose(found, torch.zeros_like(found)) for found, _ in steps.compared)
 
 
 def test_without_the_guard_a_plan_is_overwritten_before_it_is_copied() -> None:

@@ -56,10 +56,14 @@ def transform_of(head_dim: int, dtype: torch.dtype, norms: bool, rotated: float)
 
 
 def written(
-    writer: HeadWriter, qkv: Tensor, transform: HeadTransform, batch: PagedBatch
+    writer: HeadWriter,
+    qkv: Tensor,
+    transform: HeadTransform,
+    batch: PagedBatch,
+    kept: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Queries to attend with, and all pages; heads and pages lie as in a layer's step."""
-    store = torch.zeros(40, 3, 2, KV_HEADS, PAGE_SIZE, qkv.shape[2], dtype=qkv.dtype)
+    store = torch.zeros(40, 3, 2, KV_HEADS, PAGE_SIZE, qkv.shape[2], dtype=kept or qkv.dtype)
     q, k, v = torch.split(qkv.clone(), [HEADS, KV_HEADS, KV_HEADS], dim=1)
     return writer.write(q, k, v, transform, batch, store[:, 1]), store
 
@@ -79,6 +83,46 @@ def test_the_kernel_writes_and_returns_what_torch_does(
         torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
         assert (found != wanted).float().mean() < 0.01
         assert transform.q_norm is not None or torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), list(product((64, 128, 256), DTYPES)), ids=str)
+def test_pages_of_8_bits_hold_what_torch_rounds_to(
+    kernel: CudaHeadWriter, head_dim: int, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(head_dim)
+    batch, transform = batch_of(), transform_of(head_dim, dtype, *TRANSFORMS["norm and rotation"])
+    qkv = (torch.randn(len(batch.positions), HEADS + 2 * KV_HEADS, head_dim) * 3).to(dtype)
+    found, wanted = (
+        written(each, qkv, transform, batch, torch.float8_e4m3fn) for each in (kernel, TorchHeadWriter())
+    )
+    torch.testing.assert_close(found[0], wanted[0], rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
+    pages, expected = found[1].float(), wanted[1].float()
+    torch.testing.assert_close(pages, expected, rtol=2**-3, atol=2**-9)  # the neighbour
+    assert (pages != expected).float().mean() < 0.01
+    assert torch.equal(pages[:, :, 1], expected[:, :, 1]), "values have no norm, whose sums differ"
+    assert expected[:, 1].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_numbers_of_8_bits_are_rounded_as_torch_rounds_them(
+    kernel: CudaHeadWriter, dtype: torch.dtype
+) -> None:
+    """All numbers of 16 bits as values: what is beyond 448 becomes that, and NaN stays NaN."""
+    every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    rows = len(every) // 64
+    tables = torch.arange(rows // PAGE_SIZE).int().unsqueeze(0)
+    batch = PagedBatch.of(torch.tensor([rows]), torch.tensor([rows]), tables, PAGE_SIZE)
+    found = []
+    for writer in (kernel, TorchHeadWriter()):
+        q = every.view(rows, 1, 64).clone()
+        cells = torch.zeros(rows // PAGE_SIZE, 2, 1, PAGE_SIZE, 64, dtype=torch.float8_e4m3fn)
+        writer.write(q, q.clone(), q.clone(), HeadTransform(), batch, cells)
+        found.append(cells.float())
+    torch.testing.assert_close(*found, rtol=0, atol=0, equal_nan=True)
+    values = found[0][:, 1].flatten()
+    assert values.isnan().sum() == every.isnan().sum()
+    assert float(values.nan_to_num().abs().max()) == 448
+    assert bool(((values.abs() > 0) & (values.abs() < 2**-6)).any()), "subnormal numbers are among them"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
