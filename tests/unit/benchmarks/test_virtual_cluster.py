@@ -212,13 +212,15 @@ GATES = (
             ("4,000 at 112 %: second_token_gap_p99", 3.0),
             ("4,000 at 112 %, 4 routers: second_token_gap_p50", 1.5),
             ("4,000 at 112 %, 4 routers: second_token_gap_p99", 3.0),
+            ("4,000 at 112 %: no_room_refusals_a_request", 0.05),
+            ("4,000 at 112 %, 4 routers: no_room_refusals_a_request", 0.05),
         ),
     ),
     Gate(
         scenario="targets",
         size=ScenarioSize(length=0.4),
         at_least=(("2 s: within_target_per_second", 12.0), ("2 s: goodput_share_of_capacity", 0.97)),
-        at_most=(("none: foreseen_error_p50", 0.2),),
+        at_most=(("none: foreseen_error_p50", 0.2), ("2 s: foreseen_error_p50", 0.45)),
         occurred=(("2 s", "targets", "met"), ("2 s", "targets", "refused")),
     ),
     Gate(
@@ -234,7 +236,10 @@ GATES = (
     ),
     Gate(
         scenario="small_pools",
+        at_least=(("prompts: goodput_requests_per_second", 3.38),),
         at_most=(
+            ("prompts, 2 routers: no_room_refusals_a_request", 0.2),
+            ("prompts, 4 routers: no_room_refusals_a_request", 0.2),
             ("prompts: second_token_gap_p99", 3.0),
             ("prompts: long_pause_share", 0.02),
             ("prompts: no_room_refusals_a_request", 0.2),
