@@ -16,11 +16,12 @@ from typing import Any
 from shared.engine.checkpoint.experts_config import ExpertLayers, Storage, quantization_of
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
+from shared.engine.checkpoint.text_half import TEXT_HALVES, text_half
 from shared.engine.quantized.formats import IN_LAYERS, Quantization, read_quantization
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
-SUPPORTED_ARCHITECTURES = tuple(FAMILIES)
+SUPPORTED_ARCHITECTURES = (*FAMILIES, *TEXT_HALVES)
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,7 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     """Turn the content of a `config.json` into a `ModelConfig`, refusing what is not supported."""
+    config = text_half(config)
     architecture = _architecture(config)
     family = FAMILIES[architecture]
     config = dict(family.defaults) | dict(config)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shared.engine.checkpoint.families import FAMILIES
-from shared.engine.checkpoint.model_config import ModelConfig, architectures, read_model_config
+from shared.engine.checkpoint.model_config import (
+    SUPPORTED_ARCHITECTURES,
+    ModelConfig,
+    architectures,
+    read_model_config,
+)
 from shared.engine.checkpoint.transformers_config import FallbackConfig, read_fallback_config
 from shared.engine.config import ModelImpl
 from shared.model_files import read_config as read_config_file
@@ -20,12 +24,12 @@ def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig | Fallbac
     if impl == "transformers":
         return read_fallback_config(folder)
     names = architectures(read_config_file(folder))
-    if impl == "segue" or any(name in FAMILIES for name in names):
+    if impl == "segue" or any(name in SUPPORTED_ARCHITECTURES for name in names):
         return read_model_config(folder)
     try:
         return read_fallback_config(folder)
     except ModelError as error:
-        supported = ", ".join(FAMILIES)
+        supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(
             f"unsupported model: {error}; supported are {supported}, and what transformers can"
         ) from None

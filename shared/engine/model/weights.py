@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shared.engine.checkpoint.text_half import stored_names
 from shared.model_files import INDEX_BYTES_MAX, read_json
 from shared.primitives.errors import ModelError
 
@@ -46,6 +48,8 @@ class Weights:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} is not a complete safetensors file: {error}") from None
 
+        self._stored_name = stored_names(self._file_of)
+
     def __enter__(self) -> Self:
         return self
 
@@ -53,41 +57,58 @@ class Weights:
         self._opened.clear()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._file_of
+        return self._stored_name(name) in self._file_of
 
     def stored_dtype(self, name: str) -> torch.dtype:
         """The type of a tensor in its file; `ModelError` unless it exists and is made of unquantized floats."""
-        path = self._path(name)
-        stored = str(self._opened[path].get_slice(name).get_dtype())
-        if stored not in _FLOATS:
-            raise ModelError(f"{path}: {name} is {stored}; supported are unquantized floating-point weights")
-        return _FLOATS[stored]
+        return self._find(name).floats()
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Read a tensor; `ModelError` unless it exists with this shape."""
-        path = self._path(name)
-        found = tuple(self._opened[path].get_slice(name).get_shape())
+        stored = self._find(name)
+        found = tuple(stored.part.get_shape())
         one_number = shape == () and math.prod(found) == 1  # some write it as a list of one
         if found != shape and not one_number:
-            raise ModelError(f"{path}: {name} should have shape {list(shape)}, has {list(found)}")
+            raise ModelError(f"{stored} should have shape {list(shape)}, has {list(found)}")
         if dtype in _QUANTIZED:
-            self._require(path, name, _QUANTIZED[dtype])
+            stored.require(_QUANTIZED[dtype])
         else:
-            self.stored_dtype(name)
-        tensor: Tensor = self._opened[path].get_tensor(name)
+            stored.floats()
+        tensor: Tensor = self._opened[stored.path].get_tensor(stored.name)
         return tensor.to(dtype).reshape(shape)
 
-    def _require(self, path: Path, name: str, expected: str) -> None:
-        stored = str(self._opened[path].get_slice(name).get_dtype())
-        if stored != expected:
-            raise ModelError(
-                f"{path}: {name} is {stored}; expected {expected}, as quantization_config of config.json says"
-            )
-
-    def _path(self, name: str) -> Path:
+    def _find(self, asked: str) -> _Stored:
+        name = self._stored_name(asked)
         if name not in self._file_of:
             raise ModelError(f"{self._folder} holds no weight named {name}, which the model is made of")
-        return self._file_of[name]
+        path = self._file_of[name]
+        return _Stored(path, name, self._opened[path].get_slice(name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in its file."""
+
+    path: Path
+    name: str
+    part: Any  # of the safetensors library: its shape and type, before it is read
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.name}"
+
+    def floats(self) -> torch.dtype:
+        """The type of its numbers; `ModelError` unless they are unquantized floats."""
+        kind = str(self.part.get_dtype())
+        if kind not in _FLOATS:
+            raise ModelError(f"{self} is {kind}; supported are unquantized floating-point weights")
+        return _FLOATS[kind]
+
+    def require(self, kind: str) -> None:
+        """Raise `ModelError` unless its type is this one."""
+        if (found := str(self.part.get_dtype())) != kind:
+            raise ModelError(
+                f"{self} is {found}; expected {kind}, as quantization_config of config.json says"
+            )
 
 
 def weight_files(folder: Path) -> list[Path]:

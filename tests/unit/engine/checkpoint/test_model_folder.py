@@ -53,8 +53,8 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
         ),
         ({"use_bidirectional_attention": True}, "unsupported attention: bidirectional"),
         (
-            {"architectures": ["Gemma3ForConditionalGeneration"]},
-            "unsupported architecture: Gemma3ForConditionalGeneration",
+            {"architectures": ["LlavaForConditionalGeneration"]},
+            "unsupported architecture: LlavaForConditionalGeneration",
         ),
         (
             {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]},
