@@ -346,5 +346,6 @@ def _detokenizer(tokenizer: Tokenizer, request: ClientRequest, options: TextOpti
         skip -= marks
         ends -= marks if answer_format.channels else set()  # which the parser leaves out
     skip = skip - ends if options.include_stop else skip | ends
-    decoder = tokenizer if skip >= tokenizer.special_token_ids else tokenizer.spelling_specials
+    spelling = tokenizer.of_answers if options.reading else tokenizer.spelling_specials
+    decoder = tokenizer if skip >= tokenizer.special_token_ids else spelling
     return Detokenizer(decoder, skip, request.token_ids if options.continues_prompt else ())

@@ -39,6 +39,7 @@ ReasoningParser = Literal[
     "auto", "none", "deepseek_r1", "qwen3", "gemma4", "harmony", "openai_gptoss", "gpt-oss", "gpt_oss"
 ]
 
+GUARD = "\ufdd0"  # no character: stands before marks that are tokens, so a text that spells one is none
 PREFIX_TOKENS = 64  # at the end of a prompt: what the template begins an answer with
 _HARMONY = "harmony"
 _SAME = {  # they are written alike
@@ -119,6 +120,11 @@ class AnswerFormat:
     @property
     def thinks(self) -> bool:
         return "reasoning_content" in self.fields
+
+    @property
+    def guard(self) -> str:
+        """What stands before each mark in the text of an answer; empty where marks are text as any other."""
+        return GUARD if self.channels and (self.special_tokens or set()) <= self.mark_ids.keys() else ""
 
     def template(self, *, calls: bool, thoughts: bool = True) -> Any:
         """Compiled, for `ResponseParser`; None where that is not needed: an answer is text alone, or has channels."""

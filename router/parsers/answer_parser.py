@@ -85,6 +85,7 @@ class AnswerFormatReader:
                 calls=calls and self.format.calls,
                 thoughts=thoughts and self.format.thinks,
                 has_content=not nothing_else,
+                guard=self.format.guard,
             )
         template = self._templates[calls, thoughts]
         if template is None:

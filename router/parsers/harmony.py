@@ -13,7 +13,8 @@ Models leave marks out. A header ends with what cannot belong to one, so text th
 is content, or of the channel that was named; a message ends where another one's header begins. A text is split into
 marks and what stands between them, and a header is judged at each character: it makes no difference how text is cut.
 
-A model that quotes a mark as text is not told from one that writes it. The format: github.com/openai/harmony.
+Where marks are tokens, each comes behind a guard, and a text that spells one is text. The format:
+https://github.com/openai/harmony.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BETWEEN = "\n\n"  # messages of one kind
 
 _IN_HEADERS = ("<|channel|>", "<|message|>", "<|constrain|>")
 _MARKS = ("<|start|>", *_IN_HEADERS, "<|end|>", "<|return|>", "<|call|>")
-_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+_MARK = "|".join(map(re.escape, _MARKS))
 _NAMESPACE = "functions."
 _CHANNELS = ("analysis", "commentary", "final")
 _ROLES = ("assistant", "user", "system", "developer", "tool")
@@ -84,11 +85,16 @@ class HarmonyParser:
         calls: bool,
         thoughts: bool,
         has_content: bool = True,
+        guard: str = "",
     ):
         """`prefix` is the end of the prompt; without `thoughts` they are content, without `calls` there are none.
 
-        `has_content`: else what is no call is the beginning of one, cut off by max_tokens.
+        `has_content`: else what is no call is the beginning of one, cut off by max_tokens. `guard` stands before
+        each mark, and nowhere else.
         """
+        self._guard = guard
+        self._pattern = re.compile(f"{guard}({_MARK})")
+        self._marks = [guard + mark for mark in _MARKS]
         self.reads_thoughts = thoughts
         self.thought_pieces = 0
         self._reads_calls = calls
@@ -134,7 +140,7 @@ class HarmonyParser:
         return self._deltas.take()
 
     def _read_prompt(self, prefix: str) -> None:
-        _, start, begun = prefix.rpartition("<|start|>")
+        _, start, begun = prefix.rpartition(f"{self._guard}<|start|>")
         if prefix and not start:
             self._header = None  # a long message is continued
         self._read(begun)
@@ -148,12 +154,12 @@ class HarmonyParser:
 
     def _read(self, text: str) -> None:
         text, at = self._held + text, 0
-        for found in _MARK.finditer(text):
+        for found in self._pattern.finditer(text):
             self._text(text[at : found.start()])
-            self._mark(found[0])
+            self._mark(found[1])
             at = found.end()
-        cut = text.rfind("<", at)
-        if cut < 0 or not any(mark.startswith(text[cut:]) for mark in _MARKS):
+        cut = text.rfind(self._marks[0][0], at)
+        if cut < 0 or not any(mark.startswith(text[cut:]) for mark in self._marks):
             cut = len(text)
         self._held = text[cut:]
         self._text(text[at:cut])

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-from router.parsers.answer_formats import ReasoningParser, ToolCallParser, choose_format
+from router.parsers.answer_formats import GUARD, ReasoningParser, ToolCallParser, choose_format
 from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message, TimeLimit
 from router.text.control_tokens import ControlTokens
@@ -85,6 +86,8 @@ class Tokenizer:
         )
         self._before, self._behind = self._frame()
         self._spelling = _SpellingSpecials(self._backend)
+        found = self.answers.format
+        self._answers = _GuardingMarks(self._spelling, found.mark_ids) if found.guard else self._spelling
         self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
 
     @property
@@ -205,6 +208,11 @@ class Tokenizer:
         """Decoder that spells out special tokens."""
         return self._spelling
 
+    @property
+    def of_answers(self) -> Decoder:
+        """Decoder of texts that the parser of this model's answers reads: as `spelling_specials`, and marks guarded."""
+        return self._answers
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids` without special tokens."""
         return str(self._backend.decode(token_ids, skip_special_tokens=True))
@@ -222,6 +230,23 @@ class _SpellingSpecials:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=False))
+
+
+class _GuardingMarks:
+    """Decodes with special tokens spelled out, and a guard before marks, which is nowhere else."""
+
+    def __init__(self, spelling: Decoder, mark_ids: Mapping[str, int]):
+        self._spelling = spelling
+        self._marks = {token_id: GUARD + mark for mark, token_id in mark_ids.items()}
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        if self._marks.keys().isdisjoint(token_ids):
+            return self._text(token_ids)
+        runs = groupby(token_ids, self._marks.get)
+        return "".join(self._text(list(ids)) if mark is None else mark * len(list(ids)) for mark, ids in runs)
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        return self._spelling.decode(token_ids).replace(GUARD, "\N{REPLACEMENT CHARACTER}")
 
 
 def _load(folder: Path) -> Any:

@@ -37,7 +37,7 @@ class AnswerReading:
         """Reads one answer to a prompt; None where it is text alone."""
         return self.reader.parser(
             calls=bool(self.use.tools),
-            prefix=tokenizer.decode_all(prompt[-PREFIX_TOKENS:]),
+            prefix=tokenizer.of_answers.decode(prompt[-PREFIX_TOKENS:]),
             tools=self.use.shown,
             text_tools=self.use.custom,
             thoughts=self.thoughts,

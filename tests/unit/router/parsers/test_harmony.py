@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from router.parsers.answer_deltas import AnswerParser
-from router.parsers.answer_formats import choose_format, joined
+from router.parsers.answer_formats import GUARD, choose_format, joined
 from router.parsers.answer_parser import AnswerFormatReader, ThoughtTokens
 from shared.primitives.errors import ModelError
 from tests.unit.router.parsers.test_answer_parser import ReadAnswer, join, pieces, tokenizer
@@ -111,6 +111,25 @@ def test_thoughts_are_counted_alike_whatever_tokens_come_together(parts: list[st
         counted.finish("")
         counts.add(counted.count)
     assert len(counts) == 1
+
+
+@given(parts=PARTS, quoted=st.sampled_from(MARKS))
+def test_guarded_marks_are_the_same_and_others_are_text(parts: list[str], quoted: str) -> None:
+    of_tokens = {mark: at for at, mark in enumerate(MARKS)}
+    reader = AnswerFormatReader(joined("harmony", "harmony", special=of_tokens))
+    assert reader.format.guard == GUARD
+    written = [GUARD + part if part in MARKS else part for part in parts]
+    end = f"{GUARD}<|return|>{GUARD}<|start|>assistant{GUARD}<|channel|>final{GUARD}<|message|>"
+    for cut in (written, [*"".join(written)]):
+        made = reader.parser(calls=True, prefix=PROMPT.replace("<|", f"{GUARD}<|"), tools=TOOLS)
+        assert made is not None
+        plain = HARMONY.parser(calls=True, prefix=PROMPT, tools=TOOLS)
+        assert plain is not None
+        if not any("<" in part for part in parts if part not in MARKS):  # which might join to a mark
+            assert join([*(delta for part in cut for delta in made.push(part))]) == join(
+                [delta for part in parts for delta in plain.push(part)]
+            )
+        assert join(made.push(f"{end}a {quoted} b")).content.endswith(f"a {quoted} b")
 
 
 def test_only_text_between_marks_counts_as_thoughts() -> None:

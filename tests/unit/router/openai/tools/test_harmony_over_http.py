@@ -9,7 +9,10 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from router.text.detokenizer import Detokenizer
 from router.text.model_folder import read_eos_token_ids
 from tests.unit.router.harmony_model import harmony_router, write_harmony
 from tests.unit.router.openai.messages.asking import THINKS, TOOL, events_of, post
@@ -84,6 +87,44 @@ def test_an_answer_that_is_cut_off_tells_what_there_was(router: RunningRouter) -
         assert all(whole[name].startswith(text) for name, text in message.items())
         found |= set(message.values())
     assert {"", "I look.", "One moment.", "weather"} <= found
+
+
+def quoted(router: RunningRouter, text: str) -> tuple[int, ...]:
+    """Tokens of a text in which the marks are no tokens."""
+    parts = [part for piece in text.split("<|") for part in ("<", f"|{piece}")][2:]
+    encode = router.tokenizer.encode
+    return tuple(token for part in (text.split("<|")[0], *parts) if part for token in encode(part, False))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_marks_that_an_answer_quotes_are_text(router: RunningRouter, stream: bool) -> None:
+    """Else a model that repeats a text would call a tool by it."""
+    said = f"The format is <|start|>assistant{CALL}<|end|> \ufdd0{CALL}"
+    encode = router.tokenizer.encode
+    tokens = quoted(router, said)
+    assert router.tokenizer.decode_all(tokens) == said
+    router.workers.script = answers(
+        (*encode(FINAL.split("It")[0], False), *tokens, *encode("<|return|>", False))
+    )
+    read: Any = joined_stream if stream else read_whole
+    message, reason = read(asked(router.openai, tools=[WEATHER], stream=stream))
+    assert message == {"content": said.replace("\ufdd0", "\ufffd"), "reasoning_content": "", "tool_calls": []}
+    assert reason == "stop"
+
+
+@given(data=st.data())
+def test_guarded_text_is_the_same_token_by_token(router: RunningRouter, data: st.DataObject) -> None:
+    tokenizer = router.tokenizer
+    ids = data.draw(
+        st.lists(
+            st.integers(3, tokenizer.vocab_size - 1) | st.sampled_from(sorted(tokenizer.special_token_ids)),
+            max_size=30,
+        )
+    )
+    text = Detokenizer(tokenizer.of_answers)
+    whole = tokenizer.of_answers.decode(ids)
+    assert "".join(text.push((token_id,)) for token_id in ids) + text.finish() == whole
+    assert whole.replace("\ufdd0", "") == tokenizer.decode_all(ids).replace("\ufdd0", "\ufffd")
 
 
 def test_the_usage_has_the_tokens_of_thoughts(router: RunningRouter) -> None:
@@ -222,7 +263,7 @@ def shown(city: str) -> str:
     return f'<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>{{"city": "{city}"}}<|call|>'
 
 
-def given(text: str) -> str:
+def gave(text: str) -> str:
     return f'<|start|>functions.weather to=assistant<|channel|>commentary<|message|>"{text}"<|end|>'
 
 
@@ -235,7 +276,7 @@ def test_a_loop_of_two_turns_shows_thoughts_call_and_result(router: RunningRoute
     says(router, ANSWER)
     history = [USER, message.model_dump(exclude_none=True), result(message.tool_calls[0].id, "rain")]
     answer = asked(router.openai, *history, tools=[WEATHER])
-    assert router.prompt.endswith(THINKING + shown("Paris") + given("rain") + "<|start|>assistant")
+    assert router.prompt.endswith(THINKING + shown("Paris") + gave("rain") + "<|start|>assistant")
     asked(
         router.openai,
         *history,
@@ -256,7 +297,7 @@ def test_several_calls_of_one_message_are_shown_with_their_own_results(router: R
         result("paris", "rain"),
         tools=[WEATHER],
     )
-    both = shown("Paris") + given("rain") + shown("Rome") + given("sun")
+    both = shown("Paris") + gave("rain") + shown("Rome") + gave("sun")
     assert router.prompt.endswith(THINKING + both + "<|start|>assistant")
     asked(
         router.openai,
@@ -266,7 +307,7 @@ def test_several_calls_of_one_message_are_shown_with_their_own_results(router: R
         result("oslo", "ice"),
         tools=[WEATHER],
     )
-    assert shown("Paris") + shown("Rome") + given("sun") + given("ice") in router.prompt
+    assert shown("Paris") + shown("Rome") + gave("sun") + gave("ice") in router.prompt
 
 
 def test_content_beside_a_call_and_thoughts_is_no_error(router: RunningRouter) -> None:
@@ -274,7 +315,7 @@ def test_content_beside_a_call_and_thoughts_is_no_error(router: RunningRouter) -
     message = called("Paris", content="One moment.", reasoning_content="I look.")
     asked(router.openai, USER, message, result("paris", "rain"), tools=[WEATHER])
     joined = "<|start|>assistant<|channel|>analysis<|message|>I look.\n\nOne moment.<|end|>"
-    assert joined + shown("Paris") + given("rain") in router.prompt
+    assert joined + shown("Paris") + gave("rain") in router.prompt
 
 
 def test_other_apis_histories_are_shown_alike(router: RunningRouter) -> None:
@@ -287,13 +328,13 @@ def test_other_apis_histories_are_shown_alike(router: RunningRouter) -> None:
         {"type": "function_call_output", "call_id": "paris", "output": "rain"},
     ]
     posted(router, input=items, tools=[{"type": "function", **WEATHER["function"]}])
-    assert THINKING + shown("Paris") + given("rain") in router.prompt
+    assert THINKING + shown("Paris") + gave("rain") in router.prompt
     use = {"type": "tool_use", "id": "paris", "name": "weather", "input": {"city": "Paris"}}
     thinking = {"type": "thinking", "thinking": "I look.", "signature": "s"}
     answer = {"type": "tool_result", "tool_use_id": "paris", "content": "rain"}
     turns = [USER, {"role": "assistant", "content": [thinking, use]}, {"role": "user", "content": [answer]}]
     message_of(router, messages=turns, tools=[TOOL])
-    assert THINKING + shown("Paris") + given("rain") in router.prompt
+    assert THINKING + shown("Paris") + gave("rain") in router.prompt
 
 
 def test_a_final_message_is_continued_where_it_ends(router: RunningRouter) -> None:
