@@ -128,7 +128,14 @@ def linears(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 def tiny_fp8(name: str, family: str, folder: Path, kept: tuple[str, ...] = ()) -> PreTrainedModel:
     """Save a model of this family in this format but for the linears that are `kept`; returns the dequantized one."""
-    form, model = FORMATS[name], save_model(FAMILIES[family], folder)
+    model = save_model(FAMILIES[family], folder)
+    store_in_fp8(name, model, folder, kept)
+    return model
+
+
+def store_in_fp8(name: str, model: PreTrainedModel, folder: Path, kept: tuple[str, ...] = ()) -> None:
+    """Store a model that was saved to `folder` in this format; its own linears become the dequantized ones."""
+    form = FORMATS[name]
     weights = load_file(folder / "model.safetensors")
     for linear, module in linears(model).items():
         if linear in kept:
@@ -148,7 +155,6 @@ def tiny_fp8(name: str, family: str, folder: Path, kept: tuple[str, ...] = ()) -
     entry = "ignore" if "ignore" in form.config else "modules_to_not_convert"
     quantization = form.config | ({entry: [*form.config.get(entry, ()), *kept]} if kept else {})
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
-    return model
 
 
 def input_scales(model: PreTrainedModel) -> dict[str, Tensor]:
