@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from shared.primitives.errors import ModelError
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
 WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+# The same weights once more: in another layout (`original/` of gpt-oss and Llama), or as one file of Mistral's.
+UNWANTED = ["*/*", "consolidated*"]
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -125,6 +128,7 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    patterns: dict[str, Any] = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
@@ -138,7 +142,7 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
         raise ModelError(f"the Hub has no model {model}, or it is private and HF_TOKEN is not set") from None
     except Exception as error:  # whatever the HTTP library of the day raises without a network
         try:
-            return Path(snapshot_download(model, local_files_only=True, allow_patterns=WANTED))
+            return Path(snapshot_download(model, local_files_only=True, **patterns))
         except (LocalEntryNotFoundError, OSError):
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ModelError(
@@ -151,7 +155,7 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
     needed_bytes = sum(file.size or 0 for file in files)
     print_line(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
     try:
-        return Path(snapshot_download(model, allow_patterns=WANTED, endpoint=endpoint, revision=info.sha))
+        return Path(snapshot_download(model, endpoint=endpoint, revision=info.sha, **patterns))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ModelError(f"the disk is full: {model} needs {needed_bytes / 1e9:.1f} GB") from None
@@ -170,7 +174,11 @@ def _refuse_unsupported(api: Any, model: str, revision: str | None) -> None:
 
 
 def _wanted(name: str) -> bool:
-    return any(Path(name).match(pattern) for pattern in WANTED)
+    """As the Hub's library reads these patterns, in which a star takes slashes as well."""
+    wanted, unwanted = (
+        any(fnmatch(name, pattern) for pattern in patterns) for patterns in (WANTED, UNWANTED)
+    )
+    return wanted and not unwanted
 
 
 def _require_room(target: Path, needed_bytes: int) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from router.discovery.slice_api import COMPONENT, PORTS
 from shared.local.config import ROLE_CONFIGS
+from shared.local.model_store import UNWANTED
 from shared.process.settings import load, unknown_variables
 from shared.wire.messages import Role
 from tests.charts.rendering import (
@@ -162,6 +163,8 @@ def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
     assert "Qwen/Qwen3-8B" in init["decode"]["args"]
     assert "--include=*.safetensors" in init["decode"]["args"]
     assert "--include=*.safetensors" not in init["router"]["args"]
+    unwanted = [f"--exclude={pattern}" for pattern in UNWANTED]
+    assert init["decode"]["args"][-2:] == init["router"]["args"][-2:] == unwanted
     assert init["decode"]["env"][-1]["valueFrom"]["secretKeyRef"]["name"] == "hub-token"
 
 

@@ -91,6 +91,9 @@
     {{- if eq $of "worker" }}
     - --include=*.safetensors
     {{- end }}
+    {{- range list "*/*" "consolidated*" }}
+    - --exclude={{ . }}
+    {{- end }}
   env:
     - name: HF_HOME
       value: /tmp/huggingface

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import ClassVar
 
 import pytest
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from shared.local import model_store
 from shared.local.cli import run
@@ -161,6 +162,24 @@ def test_the_config_that_is_checked_is_of_the_revision_that_is_fetched(hub: str)
     assert {path for path in Hub.asked if "config.json" in path} == {
         f"/org/moving/resolve/{'0' * 40}/config.json"
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("model-00001-of-00002.safetensors", True),
+        ("model.safetensors.index.json", True),
+        ("original/model-00001-of-00002.safetensors", False),  # gpt-oss: 13 GB in another layout
+        ("consolidated.safetensors", False),  # Mistral: all weights in one file beside those in several
+        ("metal/model.bin", False),
+        ("onnx/config.json", False),
+    ],
+)
+def test_weights_are_not_downloaded_twice(name: str, wanted: bool) -> None:
+    taken = filter_repo_objects(
+        [name], allow_patterns=model_store.WANTED, ignore_patterns=model_store.UNWANTED
+    )
+    assert model_store._wanted(name) == wanted == bool(list(taken))
 
 
 def test_a_hub_that_is_not_there_is_said_at_once() -> None:
