@@ -102,6 +102,7 @@ docs: setup
 	$(VENV)/bin/python -m tests.tidy.chart_schema
 	$(VENV)/bin/python -m tests.tidy.test_request_life
 	$(VENV)/bin/python -m tests.tidy.api_page
+	$(VENV)/bin/python -m tests.tidy.models_page
 
 goldens: setup
 	$(VENV)/bin/python -m tests.charts.goldens

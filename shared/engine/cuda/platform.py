@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention, check_bounds
+from shared.engine.attention.flashinfer import AttentionKernels, Capability, FlashInferAttention, check_bounds
 from shared.engine.attention.flashinfer_package import aot_folder, check_compiled_for, flashinfer_package
 from shared.engine.attention.flashinfer_workspace import Processors, workspace_bytes
 from shared.engine.attention.protocol import PlanGuard, StreamAttention
@@ -81,6 +81,26 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
     )
 
 
+def check_model(
+    config: ModelConfig, dtypes: Dtypes, *, capability: Capability, deterministic: bool = False
+) -> None:
+    """Raise `ConfigError` for a model that a GPU of this compute capability does not compute."""
+    check_bounds(config, dtypes.weights, capability, deterministic=deterministic)
+    if config.has_experts:
+        if deterministic:
+            raise ConfigError(
+                "deterministic: true is not for models with experts: the tokens of a batch share their products"
+            )
+        check_grouped(config, dtypes.weights, capability)
+    Fp8Products.on_gpu(capability, deterministic=deterministic).check(config.quantization, dtypes.weights)
+
+
+def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, fp8: Fp8Products) -> int:
+    """Bytes beside weights and pages, for a model and so many slots."""
+    dequantized = fp8.dequantized_bytes(config.quantization, config.linears())
+    return workspace_bytes(config, slots, processors) + dequantized
+
+
 def cuda_platform(deterministic: bool) -> Platform:
     """FlashInfer on the GPU. Raises `StartError` where there is none, or none that will do."""
     capability = find_gpu()
@@ -104,20 +124,6 @@ def cuda_platform(deterministic: bool) -> Platform:
             deterministic=deterministic,
         )
 
-    def check(config: ModelConfig, dtypes: Dtypes) -> None:
-        check_bounds(config, dtypes.weights, capability, deterministic=deterministic)
-        if config.has_experts:
-            if deterministic:
-                raise ConfigError(
-                    "deterministic: true is not for models with experts: the tokens of a batch share their products"
-                )
-            check_grouped(config, dtypes.weights, capability)
-        fp8.check(config.quantization, dtypes.weights)
-
-    def workspace(config: ModelConfig, slots: int) -> int:
-        dequantized = fp8.dequantized_bytes(config.quantization, config.linears())
-        return workspace_bytes(config, slots, Processors.of(device)) + dequantized
-
     name = torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
     mode = "deterministic" if deterministic else "default"
@@ -129,10 +135,10 @@ def cuda_platform(deterministic: bool) -> Platform:
         FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device), fp8),
         CudaKernels.compiled(device),
         attention,
-        check=check,
+        check=partial(check_model, capability=capability, deterministic=deterministic),
         fp8=fp8,
         capability=capability,
-        memory=DeviceMemory(total, free, workspace),
+        memory=DeviceMemory(total, free, partial(gpu_workspace, processors=Processors.of(device), fp8=fp8)),
         graph_tokens=GRAPH_TOKENS,
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",

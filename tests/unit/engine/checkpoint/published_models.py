@@ -300,6 +300,7 @@ PUBLISHED = {
         | {
             "hidden_size": 4096,
             "intermediate_size": 12288,
+            "max_window_layers": 94,
             "moe_intermediate_size": 1536,
             "num_attention_heads": 64,
             "num_hidden_layers": 94,

@@ -7,19 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.attention.flashinfer_workspace import Processors, workspace_bytes
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
-from shared.engine.config import EngineConfig
-from shared.engine.cuda.memory import DeviceMemory, graph_tokens, room_for
+from shared.engine.cuda.memory import graph_tokens, room_for
 from shared.engine.model.experts import check_grouped
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
+from tests.unit.engine.cuda.cards import CARDS, CONFIG, card_memory
 
-GIB = 2**30
-CONFIG = EngineConfig(pages=None, page_size=16, slots=64, context_len=32_768, device="cuda")
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
-CARDS = {"80 GB": 79.2, "96 GB": 95.1, "141 GB": 139.8}  # GiB
 ROOMS: dict[str, tuple[int | None, ...]] = {
     "Qwen3-30B-A3B": (123_040, 279_328, 718_752),
     "Mixtral-8x7B-v0.1": (None, None, 287_600),
@@ -34,22 +30,15 @@ def _shape(name: str) -> ModelConfig:
     return parse_model_config(PUBLISHED[name].config)
 
 
-def _memory(gib: float) -> DeviceMemory:
-    hopper = Processors(count=132, major=9)
-    return DeviceMemory(
-        int(gib * GIB), int((gib - 0.5) * GIB), lambda config, slots: workspace_bytes(config, slots, hopper)
-    )
-
-
 @pytest.mark.parametrize("name", ROOMS)
 def test_the_docs_say_how_many_tokens_of_kv_fit(name: str) -> None:
     docs = Path("docs/operating.md").read_text(encoding="utf-8")
     for tokens, gib in zip(ROOMS[name], CARDS.values(), strict=True):
         if tokens is None:
             with pytest.raises(ModelError, match="too little memory"):
-                room_for(_shape(name), BF16, CONFIG, _memory(gib))
+                room_for(_shape(name), BF16, CONFIG, card_memory(gib))
             continue
-        room = room_for(_shape(name), BF16, CONFIG, _memory(gib))
+        room = room_for(_shape(name), BF16, CONFIG, card_memory(gib))
         assert room.pages * 16 == tokens
         assert f"| {tokens:,} |" in docs
 
