@@ -1,14 +1,17 @@
-"""A chat's messages as the chat template of gpt-oss wants them.
+"""A chat's messages and tools as the chat template of gpt-oss wants them.
 
 That template reads thoughts in `thinking`, shows one call of a message and drops the others, takes a result for one of
 the last call, whatever it names, and refuses a message that has a call, thoughts and content. So a message with
 several calls becomes one for each, with its own result behind it, and content beside a call joins the thoughts.
 Thoughts that a final answer follows are left out by the template, as the format wants it.
+
+It adds the default of a parameter with an enum to a text, which fails for numbers and null: such are shown as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from router.text.chat_template import Message
@@ -31,6 +34,28 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
             at += 1
         made += _turn(message, results)
     return made
+
+
+def with_text_defaults(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The tools as they are shown, with defaults of enums as texts."""
+    return [{**tool, "function": _with_text_defaults(tool["function"])} for tool in tools]
+
+
+def _with_text_defaults(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = function["parameters"].get("properties")
+    if not isinstance(properties, dict):
+        return function
+    shown = {
+        name: {**one, "default": json.dumps(one["default"])} if _fails(one) else one
+        for name, one in properties.items()
+    }
+    return {**function, "parameters": {**function["parameters"], "properties": shown}}
+
+
+def _fails(schema: Any) -> bool:
+    if not isinstance(schema, dict) or "default" not in schema or isinstance(schema["default"], str):
+        return False
+    return bool(schema.get("enum") or schema.get("oneOf"))
 
 
 def _turn(message: Message, results: list[Message]) -> Iterator[Message]:

@@ -33,7 +33,7 @@ from router.openai.prompts.chat_messages import (
     template_message,
     without_late_system,
 )
-from router.openai.prompts.harmony_messages import one_call_each
+from router.openai.prompts.harmony_messages import one_call_each, with_text_defaults
 from router.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
@@ -166,6 +166,7 @@ class Prompts:
             parsed = without_late_system(parsed)
         if self._tokenizer.answers.format.channels and self._tokenizer.shows_tools:
             parsed = one_call_each(parsed)
+            options = replace(options, tools=with_text_defaults(options.tools or ()) or None)
         parsed, options = self._with_tools(parsed, options)
         try:
             ids = self._tokenizer.encode_chat(

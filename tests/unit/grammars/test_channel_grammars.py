@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
 from router.openai.fields.ignored import Ignored
 from router.openai.tools.channel_grammar import channel_grammar
 from router.openai.tools.choice import NO_TOOLS, ToolUse
 from router.parsers.answer_formats import joined
 from router.parsers.harmony import Begun
+from shared.grammar.limits import compiled
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
-from tests.byte_tokenizer import write_byte_tokenizer
+from tests.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
 from tests.unit.grammars.test_tool_grammars import AUTO, AUTO_STRICT, BOOLEAN, NAMED, REQUIRED, accepts
 
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>")
@@ -98,6 +101,21 @@ def test_a_grammar_keeps_answers_as_their_tools_want_them(
     assert grammar is not None
     assert [text for text in kept if not accepts(file, grammar, text)] == []
     assert [text for text in broken if accepts(file, grammar, text)] == []
+
+
+def test_a_call_ends_with_its_mark_or_with_that_of_an_answer_and_not_as_a_message_does(
+    tmp_path: Path,
+) -> None:
+    backend = Tokenizer.from_file(str(write_byte_tokenizer(tmp_path, MARKS)))
+    ids = {mark: backend.encode(mark).ids[0] for mark in MARKS}
+    ends = [ids["<|return|>"], ids["<|call|>"]]
+    tokenizer = LLTokenizer(backend.to_str(), n_vocab=VOCAB_SIZE, eos_token=ends)
+    grammar = channel_grammar(REQUIRED, HARMONY, None, None, Ignored())
+    assert grammar is not None
+    matcher = compiled(grammar, tokenizer)
+    assert all(matcher.consume_token(token_id) for token_id in backend.encode(THOUGHT + PARIS).ids)
+    mask = matcher.compute_bitmask()
+    assert [token_id for token_id in ids.values() if mask[token_id // 8] >> token_id % 8 & 1] == ends
 
 
 def test_tools_that_may_be_called_leave_an_answer_free() -> None:

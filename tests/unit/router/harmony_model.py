@@ -25,7 +25,10 @@ TEMPLATE = """\
 {%- if messages[0].role == 'system' or tools %}{{- '<|start|>developer<|message|>' }}
 {%- if messages[0].role == 'system' %}{{- messages[0].content }}{% endif %}
 {%- for tool in tools or [] %}
-{{- 'type ' + tool.function.name + ' = ' + (tool.function.parameters | tojson) }}{% endfor %}
+{{- 'type ' + tool.function.name + ' = ' + (tool.function.parameters | tojson) }}
+{%- for name, schema in (tool.function.parameters.properties or {}).items() %}
+{%- if schema.enum and schema.default is defined %}{{- ' // default: ' + schema.default }}{% endif %}{% endfor %}
+{%- endfor %}
 {{- '<|end|>' }}{% endif %}
 {%- set last = namespace(name=none) %}
 {%- for message in messages %}

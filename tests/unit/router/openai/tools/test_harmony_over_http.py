@@ -318,6 +318,17 @@ def test_content_beside_a_call_and_thoughts_is_no_error(router: RunningRouter) -
     assert joined + shown("Paris") + gave("rain") in router.prompt
 
 
+@pytest.mark.parametrize(("default", "shown"), [(1, "1"), (None, "null"), ("a", "a")])
+def test_the_default_of_an_enum_is_shown_whatever_it_is(
+    router: RunningRouter, default: Any, shown: str
+) -> None:
+    says(router, ANSWER)
+    properties = {"days": {"enum": [1, None, "a"], "default": default}, "city": True}
+    function = WEATHER["function"] | {"parameters": {"type": "object", "properties": properties}}
+    asked(router.openai, tools=[{"type": "function", "function": function}])
+    assert f"// default: {shown}<|end|>" in router.prompt
+
+
 def test_other_apis_histories_are_shown_alike(router: RunningRouter) -> None:
     says(router, ANSWER)
     call = {"type": "function_call", "call_id": "paris", "name": "weather", "arguments": '{"city": "Paris"}'}
