@@ -85,6 +85,9 @@ class Family:
     qk_norm_switch: bool = False  # only where the file's use_qk_norm says so
     experts: ReadExperts = no_experts
     quantizations: tuple[str, ...] = ()  # that its files may have
+    own_code: str | None = (
+        None  # the class that its files name as theirs (auto_map), though transformers has it since
+    )
     sinks: bool = False  # attention has one a head
     qkv_bias: bool | None = None  # None: as the file's attention_bias says
     output_biased: bool = True  # attention's output has a bias where the file's attention_bias says so
@@ -165,7 +168,11 @@ FAMILIES: dict[str, Family] = {
         defaults=(("max_position_embeddings", 131_072), *_GEMMA_LATER),
     ),
     "Phi3ForCausalLM": Family(
-        packed=True, qkv_bias=False, kinds=_windowed, rope=RopeDefaults(partial=True, yarn_is_longrope=True)
+        own_code="modeling_phi3.Phi3ForCausalLM",
+        packed=True,
+        qkv_bias=False,
+        kinds=_windowed,
+        rope=RopeDefaults(partial=True, yarn_is_longrope=True),
     ),
     "Olmo2ForCausalLM": Family(norms=Norms.AFTER, qk_norm=QKNorm.WHOLE),
     "GraniteForCausalLM": Family(multipliers=True, defaults=(("attention_multiplier", 1.0),)),

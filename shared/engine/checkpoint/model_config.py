@@ -223,7 +223,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if len(names) != 1 or names[0] not in FAMILIES:
         met = ", ".join(names) or f"none named (model_type {config.get('model_type')!r})"
         raise ModelError(f"unsupported architecture: {met}; {supported}")
-    if config.get("auto_map"):
+    if (named := config.get("auto_map")) and not _is_familys(named, FAMILIES[names[0]]):
         raise ModelError(f"the model needs its own code (auto_map), which is never run; {supported}")
     if config.get("use_bidirectional_attention"):
         raise ModelError("unsupported attention: bidirectional; a decoder reads what came before")
@@ -232,6 +232,12 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if activation not in expected:
         raise ModelError(f"unsupported activation: {activation}; supported is {expected[-1]}")
     return names[0]
+
+
+def _is_familys(auto_map: object, family: Family) -> bool:
+    """Whether the code that a file names computes what the family does. It is not run then either."""
+    model = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, Mapping) else None
+    return model is not None and model == family.own_code
 
 
 def _layer_kinds(family: Family, config: Mapping[str, Any]) -> list[str]:

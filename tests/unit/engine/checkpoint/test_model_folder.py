@@ -41,6 +41,12 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
         ({"architectures": ["OlmoeForCausalLM"]}, "OlmoeForCausalLM; supported are LlamaForCausalLM"),
         ({"architectures": None, "model_type": "bert"}, "none named .model_type 'bert'."),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "its own code"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}, "its own code"),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "auto_map": {"AutoModelForCausalLM": "evil.Model"}},
+            "its own code",
+        ),
+        ({"architectures": ["Phi3ForCausalLM"], "auto_map": "modeling_phi3.Phi3ForCausalLM"}, "its own code"),
         ({"quantization_config": {"quant_method": "awq"}}, "unsupported quantization: awq"),
         ({"hidden_act": "gelu"}, "unsupported activation: gelu"),
         (
@@ -72,6 +78,16 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
 def test_what_is_not_supported_is_refused_by_name(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         parse_model_config(LLAMA | change)
+
+
+def test_code_that_a_file_of_phi_3_names_is_passed_over_for_the_familys() -> None:
+    """So are the files of Phi-3, Phi-3.5 and Phi-4-mini; transformers takes its own code for them as well."""
+    phi = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
+    names = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+    }
+    assert parse_model_config(phi | {"auto_map": names}) == parse_model_config(phi)
 
 
 def test_rope_is_read_from_old_and_new_files() -> None:
