@@ -10,11 +10,10 @@ from torch import Tensor
 from torch.nn.functional import grouped_mm
 
 from shared.engine.checkpoint.dtypes import dtype_name
-from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.model.gated_mlp import GatedMLP
 from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear
-from shared.engine.model.routing import route
+from shared.engine.model.routing import Router
 from shared.primitives.errors import ConfigError
 
 
@@ -22,20 +21,19 @@ from shared.primitives.errors import ConfigError
 class Experts:
     """See `FeedForward`."""
 
-    routing: Routing
-    router: Head  # its logits are float32, so that rounding makes no two experts equal
+    experts: int
+    gate: Head  # its logits are float32, so that rounding makes no two experts equal
     bias: Tensor | None  # of the logits, float32 [experts]
-    correction: Tensor | None  # float32 [experts]
+    router: Router
     products: ExpertProducts
     shared: GatedMLP | None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        logits = x.new_empty(len(x), self.routing.experts, dtype=torch.float32)
-        logits = self.router(x, logits)
+        logits = self.gate(x, x.new_empty(len(x), self.experts, dtype=torch.float32))
         if self.bias is not None:
             logits = logits + self.bias
-        chosen, weights = route(logits, self.correction, self.routing)
+        chosen, weights = self.router(logits)
         found = self.products(x, chosen, weights)
         return found if self.shared is None else found + self.shared(x)
 
@@ -90,7 +88,7 @@ class GroupedExperts:
         if self._down_bias is not None:
             found += self._down_bias.index_select(0, of_expert)
         given = torch.empty_like(found).index_copy_(0, order, found).view(tokens, count, -1)
-        return (given.float() * weights.unsqueeze(2)).sum(1).to(x.dtype)
+        return (given * weights.unsqueeze(2)).sum(1).to(x.dtype)  # in float32, as the weights are
 
 
 class SeparateExperts:

@@ -27,6 +27,7 @@ from shared.engine.model.grouped_attention import GroupedAttention
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Linear, Ops
 from shared.engine.model.rope import cos_sin_table
+from shared.engine.model.routing import Router
 from shared.engine.model.weights import OnProgress
 from shared.engine.weight_source import WeightSource
 
@@ -116,11 +117,12 @@ class LayerLoader:
 
         activation = gated(self.config.activation, self.ops)
         bank = read_bank(self.weights, f"{prefix}.experts", experts, hidden, self.dtype)
+        correction = by_expert("e_score_correction_bias") if routing.corrected else None
         return Experts(
-            routing,
+            routing.experts,
             self.ops.head(self.weights.dequantized(router, routing.experts, hidden, self.dtype)),
             by_expert("bias") if routing.biased else None,
-            by_expert("e_score_correction_bias") if routing.corrected else None,
+            Router(routing, correction, bank.down.device),
             self.ops.experts(bank, clamped(experts.clamped) if experts.clamped else activation),
             self._mlp(f"{prefix}.shared_experts", experts.shared_inner) if experts.shared_inner else None,
         )

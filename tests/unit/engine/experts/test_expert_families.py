@@ -22,7 +22,7 @@ from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.gated_mlp import clamped
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import ExpertBank
-from shared.engine.model.routing import route as routing_of_tokens
+from shared.engine.model.routing import Router
 from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import ConfigError
 from tests.unit.engine.checkpoint.published_models import MetaWeights
@@ -106,16 +106,14 @@ Mistake = Callable[[pytest.MonkeyPatch], None]
 
 def _routed_otherwise(change: Callable[[Routing], Routing]) -> Mistake:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        route = routing_of_tokens
-        patch.setattr(experts, "route", lambda logits, bias, routing: route(logits, bias, change(routing)))
+        patch.setattr(loading, "Router", lambda routing, bias, device: Router(change(routing), bias, device))
 
     return plant
 
 
 def _corrected_otherwise(change: Callable[[Tensor], Tensor | None]) -> Mistake:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        route = routing_of_tokens
-        patch.setattr(experts, "route", lambda logits, bias, routing: route(logits, change(bias), routing))
+        patch.setattr(loading, "Router", lambda routing, bias, device: Router(routing, change(bias), device))
 
     return plant
 
@@ -155,14 +153,19 @@ def _without_shared(patch: pytest.MonkeyPatch) -> None:
 
 
 def _weights_with_bias(patch: pytest.MonkeyPatch) -> None:
-    route = routing_of_tokens
+    def biased(
+        routing: Routing, bias: Tensor, device: torch.device
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        router = Router(routing, bias, device)
 
-    def routed(logits: Tensor, bias: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-        chosen, _ = route(logits, bias, routing)
-        weights = (logits.sigmoid() + bias).gather(1, chosen)
-        return chosen, weights / weights.sum(-1, keepdim=True) * routing.scale
+        def routed(logits: Tensor) -> tuple[Tensor, Tensor]:
+            chosen, _ = router(logits)
+            weights = (logits.sigmoid() + bias).gather(1, chosen)
+            return chosen, weights / weights.sum(-1, keepdim=True) * routing.scale
 
-    patch.setattr(experts, "route", routed)
+        return routed
+
+    patch.setattr(loading, "Router", biased)
 
 
 NORMALIZED, GROUPED = "glm4-moe, shared, a dense layer", "glm4-moe, groups, not normalized, biases"

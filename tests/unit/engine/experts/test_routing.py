@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import Routing, Scoring
-from shared.engine.model.routing import best, route
+from shared.engine.model.routing import Router, best
 from shared.primitives.errors import ModelError
 
 ROUTINGS = {
@@ -51,7 +51,7 @@ def _logits(rows: int, experts: int, *, tied: bool) -> Tensor:
 def test_experts_and_weights_are_those_of_a_plain_reading(routing: Routing, tied: bool) -> None:
     logits = _logits(200, routing.experts, tied=tied)
     correction = torch.arange(routing.experts).remainder(3) * 0.25 if routing.corrected else None
-    chosen, weights = route(logits, correction, routing)
+    chosen, weights = Router(routing, correction, logits.device)(logits)
     biases = torch.zeros(routing.experts) if correction is None else correction
     for row, experts, given in zip(logits, chosen.tolist(), weights.tolist(), strict=True):
         expected = _plainly(row, biases, routing)
@@ -61,12 +61,14 @@ def test_experts_and_weights_are_those_of_a_plain_reading(routing: Routing, tied
 
 def test_of_equal_scores_the_lower_place_comes_first() -> None:
     scores = torch.tensor([[0.5, 1.0, 1.0, 0.5, 1.0], [-1.0, -2.0, -1.0, -torch.inf, -2.0]])
-    assert best(scores, 4).tolist() == [[1, 2, 4, 0], [0, 2, 1, 4]]
+    places = torch.arange(4, -1, -1)
+    assert best(scores, 4, places).tolist() == [[1, 2, 4, 0], [0, 2, 1, 4]]
+    assert best(scores[:1], 4, places, positive=True).tolist() == [[1, 2, 4, 0]]
 
 
 def test_not_a_number_chooses_experts_that_there_are() -> None:
     logits = torch.full((3, 9), torch.nan)
-    chosen, _ = route(logits, None, ROUTINGS["softmax"])
+    chosen, _ = Router(ROUTINGS["softmax"], None, logits.device)(logits)
     assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < 9 for row in chosen.tolist())
 
 
