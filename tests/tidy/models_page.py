@@ -30,7 +30,7 @@ HEAD = """# Which models are served
 
 Written by `make docs` out of the code and `tests/unit/engine/checkpoint/popular_models.py`; edit those.
 
-These are {count} text models that are run much in 2026: a choice, not a ranking, since nobody here can count downloads.
+These are {count} text models that are run much in 2026: a choice, not a ranking by downloads.
 Each row is what the code says of the model's `config.json`, before a weight is read. **What has run is less.** On a GPU
 only dense shapes of Llama, Mistral and Qwen have run, with random weights ([what ran](lab/gpu.md)); everything else is
 untried there. On a CPU each family is compared with transformers on tiny random models
