@@ -227,7 +227,11 @@ class ByBlocks:
     def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
         self._values, self._bias = weight.values.t(), bias
         scales = weight.scales[::BLOCK]  # [⌈outputs / 128⌉, inputs / 128]
-        self._scales = functional.pad(scales, (0, -scales.shape[1] % _BLOCKS_STEP)).contiguous().t()
+        blocks = scales.shape[1]
+        # Not `pad`, which keeps the strides of a view: torch refuses those of a single row.
+        padded = scales.new_zeros(len(scales), blocks + -blocks % _BLOCKS_STEP)
+        padded[:, :blocks] = scales
+        self._scales = padded.t()
 
     def __call__(self, x: Tensor) -> Tensor:
         """x bfloat16 [rows, inputs] → [rows, outputs]."""
@@ -254,12 +258,11 @@ def rounded(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
     The largest number of a row becomes the largest of e4m3; with a given scale larger ones become that too.
     """
-    wide = x.float()
     if scale is None:
-        scales = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST) / LARGEST
+        scales = x.abs().amax(dim=-1, keepdim=True).float().clamp(min=SMALLEST) / LARGEST
     else:
         scales = scale.reshape(1, 1).repeat(len(x), 1)
-    return (wide / scales).clamp(-LARGEST, LARGEST).to(E4M3), scales
+    return (x / scales).clamp_(-LARGEST, LARGEST).to(E4M3), scales  # divided in float32, as the scales are
 
 
 def rounded_by_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
