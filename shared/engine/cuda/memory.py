@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.kv_cache import page_bytes
 from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_bound, gib
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -95,14 +96,22 @@ def _context(shape: ModelConfig, config: EngineConfig, memory: DeviceMemory | No
     return most, reason
 
 
-def _feed_forward_row(shape: ModelConfig) -> int:
+def feed_forward_row(shape: ModelConfig) -> int:
     """Numbers that are alive for a token in the feed-forward block of any layer, at most."""
+    # Beside the inner numbers of 16 bits, FP8 keeps them in float32 and rounded while a linear reads them.
+    of_mlp = 5 if shape.quantization else 3
     return max(
-        2 * experts.routing.chosen * shape.hidden_size + 3 * experts.taken
-        if experts
-        else 3 * shape.intermediate_size
+        _experts_row(experts, shape.hidden_size, of_mlp) if experts else of_mlp * shape.intermediate_size
         for experts in set(shape.experts)
     )
+
+
+def _experts_row(experts: ExpertsConfig, hidden: int, of_mlp: int) -> int:
+    """As `feed_forward_row`: what `GroupedExperts` keeps of a token's experts, or the one that all tokens take."""
+    product = hidden + 3 * experts.inner  # gate and up, what they become, and the result
+    weighted = 3 * hidden  # the results, and in float32 times their weights
+    gate = 8 * experts.inner if experts.clamped else 0  # in float32
+    return max(experts.routing.chosen * max(product, weighted, gate), of_mlp * experts.shared_inner)
 
 
 def _budget(memory: DeviceMemory, share: float) -> Budget:
@@ -119,7 +128,7 @@ def _reserve(
     """Bytes beside weights and pages, by kind."""
     heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Numbers that are alive for a token in a layer: an estimate.
-    row = 4 * shape.hidden_size + 2 * heads + _feed_forward_row(shape)
+    row = 4 * shape.hidden_size + 2 * heads + feed_forward_row(shape)
     tokens = config.extend_tokens
     if workspace:  # on a GPU graphs keep memory of their own
         tokens += min(tokens, graph_tokens(shape, GRAPH_TOKENS))

@@ -42,7 +42,7 @@ _GROUPED_CAPABILITIES = (
     9,
     10,
 )  # where torch's grouped product has a kernel; elsewhere it waits for each step's counts
-_GROUPED_EXPERTS_MAX = 1024
+_GROUPED_EXPERTS_MAX = 1023
 _GROUPED_MULTIPLE = 8  # of numbers: rows begin at 16 bytes
 
 
@@ -80,15 +80,16 @@ class GroupedExperts:
         tokens, count = chosen.shape
         of_expert, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(of_expert, self._numbers, right=True, out_int32=True)
-        rows = x.index_select(0, order // count)
-        inner = grouped_mm(rows, self._gate_up, offs=ends)
+        rows = x.index_select(0, order // count)  # one name: what is no longer read is free for what comes
+        rows = grouped_mm(rows, self._gate_up, offs=ends)
         if self._gate_up_bias is not None:
-            inner += self._gate_up_bias.index_select(0, of_expert)
-        found = grouped_mm(self._gated(inner), self._down, offs=ends)
+            rows += self._gate_up_bias.index_select(0, of_expert)
+        rows = grouped_mm(self._gated(rows), self._down, offs=ends)
         if self._down_bias is not None:
-            found += self._down_bias.index_select(0, of_expert)
-        given = torch.empty_like(found).index_copy_(0, order, found).view(tokens, count, -1)
-        return (given * weights.unsqueeze(2)).sum(1).to(x.dtype)  # in float32, as the weights are
+            rows += self._down_bias.index_select(0, of_expert)
+        rows = torch.empty_like(rows).index_copy_(0, order, rows)
+        weighted = rows.view(tokens, count, -1) * weights.unsqueeze(2)  # float32, as the weights are
+        return weighted.sum(1).to(x.dtype)
 
 
 class SeparateExperts:

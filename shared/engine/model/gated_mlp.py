@@ -21,9 +21,11 @@ def clamped(gate: ClampedGate) -> Gated:
     """See `ClampedGate`; computed in float32."""
 
     def product(gate_up: Tensor) -> Tensor:
-        gates, ups = gate_up.float().chunk(2, dim=-1)
-        gates, ups = gates.clamp(max=gate.limit), ups.clamp(-gate.limit, gate.limit)
-        return ((ups + 1.0) * (gates / (1.0 + torch.exp(-gate.slope * gates)))).to(gate_up.dtype)
+        gates, ups = gate_up.chunk(2, dim=-1)
+        gates = gates.float().clamp(max=gate.limit)
+        gates /= torch.exp(-gate.slope * gates).add_(1.0)
+        gates *= ups.float().clamp(-gate.limit, gate.limit).add_(1.0)
+        return gates.to(gate_up.dtype)
 
     return product
 

@@ -1,4 +1,4 @@
-"""What one GPU holds of published mixtures of experts: the table of docs/operating.md."""
+"""What one GPU holds of published mixtures of experts: the table of docs/operating.md, and what their steps keep."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
-from shared.engine.cuda.memory import graph_tokens, room_for
+from shared.engine.cuda.memory import feed_forward_row, graph_tokens, room_for
 from shared.engine.model.experts import check_grouped
+from shared.engine.model.loading import LayerLoader
+from shared.engine.model.names import DecoderWeights
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.quantized.fp8 import Fp8Products
 from shared.primitives.errors import ConfigError, ModelError
-from tests.unit.engine.checkpoint.published_models import PUBLISHED
+from tests.doubles.live_bytes import LiveBytes
+from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.cards import CARDS, CONFIG, card_memory
+from tests.unit.engine.fp8_models import FORMATS
 
+FP8 = Fp8Products.on_gpu((9, 0), deterministic=False)
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
 ROOMS: dict[str, tuple[int | None, ...]] = {
-    "Qwen3-30B-A3B": (123_040, 279_328, 718_752),
-    "Mixtral-8x7B-v0.1": (None, None, 287_600),
-    "gpt-oss-20b": (636_032, 948_624, 1_827_472),
+    "Qwen3-30B-A3B": (123_440, 279_744, 719_152),
+    "Mixtral-8x7B-v0.1": (None, None, 288_656),
+    "gpt-oss-20b": (623_696, 936_304, 1_815_136),
     "gpt-oss-120b": (None, None, None),
     "GLM-4.5-Air": (None, None, None),
     "Qwen3-235B-A22B": (None, None, None),
@@ -41,6 +49,51 @@ def test_the_docs_say_how_many_tokens_of_kv_fit(name: str) -> None:
         room = room_for(_shape(name), BF16, CONFIG, card_memory(gib))
         assert room.pages * 16 == tokens
         assert f"| {tokens:,} |" in docs
+
+
+class GpuOps(TorchOps):
+    """Keeps as much as a GPU's kernels do: the gate of FlashInfer makes nothing but its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fp8_linear = FP8.linear  # type: ignore[method-assign]
+
+    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
+        """See `Ops`."""
+        return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+
+
+@pytest.mark.parametrize("quantized", [None, "channel", "block"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3-30B-A3B", "Mixtral-8x7B-v0.1", "gpt-oss-20b", "GLM-4.5-Air", "Qwen3-14B"]
+)
+def test_a_feed_forward_block_keeps_no_more_than_was_set_apart(name: str, quantized: str | None) -> None:
+    config = dict(PUBLISHED[name].config)
+    if quantized is not None:
+        if "quantization_config" in config:
+            pytest.skip("is stored in MXFP4")
+        config["quantization_config"] = FORMATS[quantized].config
+    shape = parse_model_config(config)
+    tables = {rope: torch.empty(8, rope.rotary_dim, device="meta") for rope in shape.ropes if rope}
+    load = LayerLoader(shape, DecoderWeights(shape, MetaWeights()), GpuOps(), torch.bfloat16, tables)
+    x, most = torch.empty(512, shape.hidden_size, dtype=torch.bfloat16, device="meta"), 0
+    for number in (0, shape.layers - 1):
+        block = load.layer(number).feed_forward
+        with torch.inference_mode(), LiveBytes() as live:
+            block(x)
+        most = max(most, live.most)
+    planned = len(x) * feed_forward_row(shape) * 2
+    of_all = 4 * x.nbytes  # which memory is set apart for beside a block's
+    assert (
+        0.7 * planned < most <= planned + of_all + FP8.dequantized_bytes(shape.quantization, shape.linears())
+    )
+
+
+def test_a_gpu_multiplies_fewer_than_1024_experts_at_once() -> None:
+    config = PUBLISHED["Qwen3-30B-A3B"].config
+    check_grouped(parse_model_config(config | {"num_experts": 1023}), torch.bfloat16, (9, 0))
+    with pytest.raises(ConfigError, match="1023 experts on a GPU at most"):
+        check_grouped(parse_model_config(config | {"num_experts": 1024}), torch.bfloat16, (9, 0))
 
 
 def test_graphs_of_prompts_follow_what_is_computed_and_not_what_is_stored() -> None:
