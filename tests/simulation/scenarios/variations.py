@@ -234,7 +234,10 @@ def recomputation(scenario: SimulationScenario) -> SimulationScenario:
 def local_prompts(scenario: SimulationScenario) -> SimulationScenario:
     """Some worlds compute all prompts on decode, some never do; a few have no prefill worker at all."""
     rng = scenario.random("local prompts")
-    scenario = scenario.sized(local_prefill=rng.choice(("never", "fallback", "short", "short", "always")))
+    chosen = rng.choice(("never", "fallback", "short", "short", "always"))
+    if chosen == "always" and scenario.calm and way_of(scenario.random) in ("both", "rolling"):
+        chosen = "short"  # one worker that knows the command would compute all prompts, for longer than a drain lasts
+    scenario = scenario.sized(local_prefill=chosen)
     sizes = scenario.sizes
     extends = sizes.local_tokens_max and sizes.local_prefill != "never" and not sizes.reticent
     apart = scenario.fabric.partition or sizes.cell_workers_max < sizes.prefill_workers
