@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
 from shared.engine.attention.reference import TorchHeadWriter
+from shared.engine.checkpoint.families import Activation
 from shared.engine.checkpoint.kv_cache import KVCache
-from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
 from shared.engine.cuda.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
-from shared.engine.cuda.platform import CudaStream, FlashInferOps
+from shared.engine.cuda.platform import CudaStream, FlashInferOps, Platform
 from shared.engine.cuda.step_kernels import (
     REPORT_WORDS,
     STATE_WORDS,
@@ -26,8 +28,12 @@ from shared.engine.cuda.step_kernels import (
     ReferenceKernels,
     read_reports,
 )
+from shared.engine.model.gated_mlp import clamped, gated
+from shared.engine.model.ops import ExpertBank, Gated
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
+from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.cuda.test_step_kernels import (
     any_logits,
     any_state,
@@ -75,6 +81,66 @@ def test_with_experts_half_of_the_tokens_are_as_near(
     found = logits_on(gpu, tmp_path, WAYS[way], torch.bfloat16)
     ours, theirs = token_errors(tmp_path, TOKENS, found, torch.bfloat16, str(gpu))
     assert float(ours.median()) <= 1.5 * float(theirs.median())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64, 300])
+@pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "gpt-oss-20b"])
+def test_experts_as_a_graph_follow_each_step_s_choice(platform: Platform, name: str, rows: int) -> None:
+    """Of as many experts as the model has, with smaller ones; the last of them, and half of all, nobody chooses."""
+    shape = parse_model_config(PUBLISHED[name].config).experts[0]
+    assert shape is not None
+    count, chosen, hidden, inner = shape.routing.experts, shape.routing.chosen, 64, 40
+    generator = torch.Generator().manual_seed(rows)
+
+    def numbers(*sizes: int) -> Tensor:
+        made = torch.randn(sizes, generator=generator) / math.sqrt(sizes[-1])
+        return made.bfloat16().to(platform.device)
+
+    biases = (numbers(count, 2 * inner), numbers(count, hidden)) if shape.biased else (None, None)
+    bank = ExpertBank(numbers(count, 2 * inner, hidden), numbers(count, hidden, inner), *biases)
+    gate = clamped(shape.clamped) if shape.clamped else TorchOps().silu_and_mul
+    with platform.forward.on_host():
+        products = platform.ops.experts(bank, gate if shape.clamped else gated(Activation.SILU, platform.ops))
+        steps = [
+            (
+                numbers(rows, hidden),
+                torch.rand(rows, count // 2, generator=generator).topk(chosen).indices.to(platform.device),
+                torch.rand(rows, chosen, generator=generator).to(platform.device),
+            )
+            for _ in range(3)
+        ]
+        x, experts, weights = (each.clone() for each in steps[0])
+        y = torch.empty_like(x)
+
+    def work() -> None:
+        y.copy_(products(x, experts, weights))
+
+    platform.forward.run(work)
+    replay = platform.forward.capture(work)
+    platform.forward.synchronize()
+    for step in steps:
+        with platform.forward.on_host():
+            for static, each in zip((x, experts, weights), step, strict=True):
+                static.copy_(each)
+        platform.forward.run(replay)
+        platform.forward.synchronize()
+        with platform.forward.on_host():
+            exact = sum(
+                each.unsqueeze(1) * _of_experts(bank, gate, step[0].float(), number)
+                for each, number in zip(step[2].unbind(1), step[1].unbind(1), strict=True)
+            )
+            assert isinstance(exact, Tensor)
+            assert float((y.float() - exact).abs().max()) < 0.03 * float(exact.abs().max())
+            assert torch.equal(y, products(*step))
+
+
+def _of_experts(bank: ExpertBank, gate: Gated, x: Tensor, number: Tensor) -> Tensor:
+    """What the experts of these numbers [rows] give of x [rows, hidden], in float32."""
+    inner = torch.einsum("rh,roh->ro", x, bank.gate_up[number].float())
+    if bank.gate_up_bias is not None:
+        inner = inner + bank.gate_up_bias[number].float()
+    found = torch.einsum("ri,roi->ro", gate(inner), bank.down[number].float())
+    return found if bank.down_bias is None else found + bank.down_bias[number].float()
 
 
 def logits_on(gpu: torch.device, folder: Path, steps: tuple[int, ...], dtype: torch.dtype) -> Tensor:

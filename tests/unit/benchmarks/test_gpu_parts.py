@@ -53,6 +53,8 @@ def needs_of(part: parts.Part, folder: Path) -> Needs:
     match part.name.split():
         case ["families", "in", dtype]:
             return {(dtype, head_dim) for head_dim in heads_of(list(GPU_FAMILIES), folder)}
+        case ["experts"]:
+            return {("bfloat16", head_dim) for head_dim in (64, 128)}
         case ["device"]:
             return {("bfloat16", head_dim) for head_dim in heads_of([FAMILY], folder)}
         case ["offline", model, _]:
