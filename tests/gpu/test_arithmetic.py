@@ -33,6 +33,7 @@ from shared.engine.model.ops import ExpertBank, Gated
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
+from shared.engine.quantized.mxfp4 import dequantized
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.cuda.test_step_kernels import (
     any_logits,
@@ -132,6 +133,21 @@ def test_experts_as_a_graph_follow_each_step_s_choice(platform: Platform, name: 
             assert isinstance(exact, Tensor)
             assert float((y.float() - exact).abs().max()) < 0.03 * float(exact.abs().max())
             assert torch.equal(y, products(*step))
+
+
+def test_experts_of_4_bits_are_read_exactly(platform: Platform) -> None:
+    """Every pair of numbers under every scale that lets it be finite: a power of two that is off by a bit is seen."""
+    scales = torch.arange(1, 253, dtype=torch.uint8)
+    blocks = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(len(scales), 16, 16)
+    found = dequantized(
+        blocks.to(platform.device), scales.unsqueeze(1).expand(-1, 16).to(platform.device)
+    ).cpu()
+    halves = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    numbers = [sign * half for sign in (1, -1) for half in halves]
+    pairs = torch.tensor([numbers[half] for byte in range(256) for half in (byte & 15, byte >> 4)])
+    for row, scale in zip(found, scales.tolist(), strict=True):
+        assert torch.equal(row.double(), pairs.double() * 2.0 ** (scale - 127))
+    assert torch.equal(found.bfloat16().float(), found)
 
 
 def _of_experts(bank: ExpertBank, gate: Gated, x: Tensor, number: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Scoring(Enum):
 
 @dataclass(frozen=True)
 class Routing:
-    """How a token's experts are chosen, and weighted. Of equal scores the lower expert's counts more."""
+    """How a token's experts are chosen, and weighted. Of experts with equal scores the lower one is taken."""
 
     experts: int
     chosen: int  # by a token
