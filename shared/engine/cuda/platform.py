@@ -98,7 +98,7 @@ def check_model(
 def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, fp8: Fp8Products) -> int:
     """Bytes beside weights and pages, for a model and so many slots."""
     dequantized = fp8.dequantized_bytes(config.quantization, config.linears())
-    return workspace_bytes(config, slots, processors) + dequantized
+    return workspace_bytes(config, slots, processors) + 2 * dequantized  # graphs keep memory of their own
 
 
 def cuda_platform(deterministic: bool) -> Platform:

@@ -16,7 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda.platform import gpu_workspace
 from shared.engine.model.ops import Linear
 from shared.engine.model.weights import Weights
 from shared.engine.quantized.formats import Quantization, Scales, WeightFormat
@@ -240,6 +242,17 @@ def test_memory_is_set_apart_for_the_largest_that_is_dequantized(
     assert products.dequantized_bytes(None, []) == 0
     quantized = parse_model_config(config | {"quantization_config": FORMATS[name].config})
     assert products.dequantized_bytes(quantized.quantization, quantized.linears()) == 6 * numbers
+
+
+def test_a_graph_dequantizes_into_memory_of_its_own() -> None:
+    config = PUBLISHED["Qwen3-14B"].config
+    plain, quantized = (
+        parse_model_config(config | more) for more in ({}, {"quantization_config": FORMATS["block"].config})
+    )
+    hopper, none = Processors(132, 9), Fp8Products()
+    beside = gpu_workspace(quantized, 64, hopper, none) - gpu_workspace(plain, 64, hopper, none)
+    assert beside == 2 * 6 * 2 * 17408 * 5120
+    assert gpu_workspace(quantized, 64, hopper, GPU) == gpu_workspace(plain, 64, hopper, GPU)
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
