@@ -136,7 +136,7 @@ class Prompts:
         if len(prompts) > prompts_max:
             raise _too_many_prompts(prompts_max)
         found = (self._prompt(one, most, add_special_tokens) for one in prompts)
-        return [self._tokenizer.compact(_cut(ids, truncation)) for ids in found]
+        return [self._compact(_cut(ids, truncation), "prompt") for ids in found]
 
     def chat(
         self,
@@ -174,7 +174,18 @@ class Prompts:
             )
         except TooLongError as error:
             raise _refused("messages", error) from None
-        return self._tokenizer.compact(_cut(ids, truncation))
+        return self._compact(_cut(ids, truncation), "messages")
+
+    def _compact(self, ids: TokenIds, param: str) -> TokenIds:
+        """Store the ids in little memory; `RequestError` for one that the tokenizer has and the model has not."""
+        most = self._tokenizer.vocab_size - 1
+        if ids and (largest := max(ids)) > most:
+            raise RequestError(
+                f"{param} has token {largest} of this model's tokenizer; by the vocab_size of its config.json the "
+                f"model has 0 to {most}",
+                param=param,
+            )
+        return self._tokenizer.compact(ids)
 
     def _with_tools(self, messages: list[Message], options: ChatOptions) -> tuple[list[Message], ChatOptions]:
         """As the model's chat template can show them."""

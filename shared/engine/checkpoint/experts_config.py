@@ -36,7 +36,10 @@ class Routing:
 
     def __post_init__(self) -> None:
         if not 0 < self.chosen <= self.experts:
-            raise ModelError(f"{self.chosen} experts a token of {self.experts} experts cannot be chosen")
+            raise ModelError(
+                f"{self.chosen} experts a token of {self.experts} experts cannot be chosen: expected 1 to "
+                f"{self.experts} in config.json (num_experts_per_tok)"
+            )
         if self.groups < 1 or self.experts % self.groups or not 0 < self.groups_chosen <= self.groups:
             raise ModelError(
                 f"{self.experts} experts in {self.groups} groups, of which {self.groups_chosen} are chosen: expected "

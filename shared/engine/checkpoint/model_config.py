@@ -87,6 +87,11 @@ class ModelConfig:
         return any(self.experts)
 
     @property
+    def in_mxfp4(self) -> bool:
+        """Whether the file has its experts so."""
+        return any(experts.storage is Storage.MXFP4 for experts in self.experts if experts)
+
+    @property
     def matrices(self) -> int:
         """How many matrices the weights are: seven a layer, the embedding, and the head if it is its own."""
         return 7 * self.layers + (1 if self.tied_embeddings else 2)

@@ -163,7 +163,9 @@ def _weights_bytes(shape: ModelConfig | FallbackConfig, packed: PackedFile | Non
 
 def _weight_kinds(shape: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
     if packed is None or isinstance(shape, FallbackConfig):
-        return _numbers(shape, dtype)
+        return _numbers(shape, dtype) + (
+            " of mxfp4" if isinstance(shape, ModelConfig) and shape.in_mxfp4 else ""
+        )
     whole = packed.matrices == shape.matrices
     return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
 

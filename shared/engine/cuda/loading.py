@@ -134,4 +134,6 @@ def _describe(platform: Platform, source: DecoderSource, config: EngineConfig, r
 
 def _weight_kinds(platform: Platform, source: DecoderSource) -> str:
     name, quantization = dtype_name(source.dtypes.weights), source.shape.quantization
+    if source.shape.in_mxfp4:
+        return f"{name} of mxfp4"
     return name if quantization is None else f"{name} and {platform.fp8.way(quantization.format)}"

@@ -26,6 +26,7 @@ _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _QUANTIZED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}  # and as safetensors files name them
+_LFS = b"version https://git-lfs"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
@@ -46,7 +47,9 @@ class Weights:
                 names = opened.keys()  # type: ignore[no-untyped-call]
                 self._file_of.update(dict.fromkeys(names, path))
             except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is not a complete safetensors file: {error}") from None
+                raise ModelError(
+                    f"{path} is not a complete safetensors file ({error}): {_remedy(path)}"
+                ) from None
 
         self._stored_name = stored_names(self._file_of)
 
@@ -80,9 +83,21 @@ class Weights:
     def _find(self, asked: str) -> _Stored:
         name = self._stored_name(asked)
         if name not in self._file_of:
-            raise ModelError(f"{self._folder} holds no weight named {name}, which the model is made of")
+            raise ModelError(
+                f"{self._folder} holds no weight named {name}, which the model is made of by its config.json: "
+                "fetch the folder again"
+            )
         path = self._file_of[name]
         return _Stored(path, name, self._opened[path].get_slice(name))
+
+
+def _remedy(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(_LFS)) == _LFS
+    except OSError:
+        return "make it readable"
+    return "it is a pointer of git-lfs, run `git lfs pull` in its folder" if pointer else "fetch it again"
 
 
 @dataclass(frozen=True, slots=True)

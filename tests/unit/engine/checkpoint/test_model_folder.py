@@ -209,6 +209,10 @@ def _point_outside(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def _leave_a_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 1\n")
+
+
 def _drop_the_config(folder: Path) -> None:
     (folder / "config.json").unlink()
 
@@ -226,9 +230,10 @@ def _forget_a_size(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncate, "not a complete safetensors file"),
+        (_truncate, "not a complete safetensors file .*: fetch it again"),
+        (_leave_a_pointer, "git lfs pull"),
         (_pickle_instead, "pytorch_model.bin is never read"),
-        (_drop_a_weight, "no weight named model.layers.1.mlp.up_proj.weight"),
+        (_drop_a_weight, "no weight named model.layers.1.mlp.up_proj.weight.*fetch the folder again"),
         (_reshape_a_weight, r"model.norm.weight should have shape \[72\], has \[71\]"),
         (_store_integers, "supported are unquantized floating-point weights"),
         (_drop_a_shard, "lacks model-00001-of-00002.safetensors"),

@@ -52,6 +52,7 @@ def test_logits_are_those_of_the_dequantized_weights(settings: dict[str, Any], t
     assert experts is not None
     assert experts.storage is Storage.MXFP4
     driver = Driver(tmp_path, **settings)
+    assert " of mxfp4, KV" in driver.engine.description
     assert_exact_in_chunks_cached_and_moved(model, driver)
     driver.close()
 
