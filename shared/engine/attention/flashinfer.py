@@ -10,7 +10,7 @@ mode they depend on the batch size alone; it is checked at every plan all the sa
 always so (TensorRT-LLM#18002). EXTEND has wrappers for each number of tokens whose graph is captured; where no graph
 holds a step, and where a row may not depend on the rest of the batch, it runs eagerly.
 
-Read in FlashInfer 0.6.13 (decode.py, prefill.py, scheduler.cuh, prefill.cuh), whose plans 0.6.14 has as well.
+Read in FlashInfer 0.6.14 (decode.py, prefill.py, scheduler.cuh, prefill.cuh).
 """
 
 from __future__ import annotations

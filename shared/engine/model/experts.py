@@ -38,10 +38,8 @@ class Experts:
         return found if self.shared is None else found + self.shared(x)
 
 
-_GROUPED_CAPABILITIES = (
-    9,
-    10,
-)  # where torch's grouped product has a kernel; elsewhere it waits for each step's counts
+# Where torch's grouped product has a kernel. Elsewhere it waits for each step's counts; on 10.3 it was seen to fail.
+_GROUPED_CAPABILITIES = ((9, 0), (10, 0))
 _GROUPED_EXPERTS_MAX = 1023
 _GROUPED_MULTIPLE = 8  # of numbers: rows begin at 16 bytes
 
@@ -49,7 +47,7 @@ _GROUPED_MULTIPLE = 8  # of numbers: rows begin at 16 bytes
 def check_grouped(config: ModelConfig, dtype: torch.dtype, capability: tuple[int, int]) -> None:
     """Raise `ConfigError` where a GPU of this compute capability cannot compute the model's experts in one product."""
     sizes = {experts.inner for experts in config.experts if experts} | {config.hidden_size}
-    if capability[0] not in _GROUPED_CAPABILITIES:
+    if capability not in _GROUPED_CAPABILITIES:
         version = ".".join(map(str, capability))
         raise ConfigError(
             f"experts need a GPU of compute capability 9.0 or 10.0, found {version}: use device cpu"

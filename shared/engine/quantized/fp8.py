@@ -190,7 +190,8 @@ class Fp8Products:
         return self.by_blocks if form.scales is Scales.BLOCK else self.by_rows
 
     def _takes(self, blocks: bool, outputs: int, inputs: int) -> bool:
-        if outputs % self.step or inputs % (BLOCK if blocks else self.step):
+        step = BLOCK if blocks else self.step
+        if outputs % step or inputs % step:
             return False
         return self.by_blocks if blocks else self.by_rows
 

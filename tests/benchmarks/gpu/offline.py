@@ -369,7 +369,7 @@ def release(on_gpu: bool) -> None:
 def main() -> None:
     """See the head of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", choices=("0.6B", "14B", "tiny"), default="0.6B")
+    parser.add_argument("--model", choices=("0.6B", "14B", "30B-A3B", "tiny"), default="0.6B")
     parser.add_argument("--device", choices=("cuda", "cuda-on-cpu"), default="cuda")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt, and of an output")

@@ -236,7 +236,8 @@ def local_prompts(scenario: SimulationScenario) -> SimulationScenario:
     rng = scenario.random("local prompts")
     chosen = rng.choice(("never", "fallback", "short", "short", "always"))
     if chosen == "always" and scenario.calm and way_of(scenario.random) in ("both", "rolling"):
-        chosen = "short"  # one worker that knows the command would compute all prompts, for longer than a drain lasts
+        # One worker that knows the command would compute all prompts, for longer than a drain lasts.
+        chosen = "fallback"
     scenario = scenario.sized(local_prefill=chosen)
     sizes = scenario.sizes
     extends = sizes.local_tokens_max and sizes.local_prefill != "never" and not sizes.reticent

@@ -106,6 +106,7 @@ def test_graphs_of_prompts_follow_what_is_computed_and_not_what_is_stored() -> N
     ("name", "dtype", "capability", "message"),
     [
         ("Qwen3-30B-A3B", torch.bfloat16, (8, 0), "compute capability 9.0 or 10.0, found 8.0"),
+        ("Qwen3-30B-A3B", torch.bfloat16, (10, 3), "compute capability 9.0 or 10.0, found 10.3"),
         ("Qwen3-30B-A3B", torch.float16, (9, 0), "computed in bfloat16, got dtype float16"),
         ("Qwen3-30B-A3B", torch.bfloat16, (9, 0), None),
         ("GLM-4.5-Air", torch.bfloat16, (10, 0), None),
