@@ -136,4 +136,7 @@ def _weight_kinds(platform: Platform, source: DecoderSource) -> str:
     name, quantization = dtype_name(source.dtypes.weights), source.shape.quantization
     if source.shape.in_mxfp4:
         return f"{name} of mxfp4"
-    return name if quantization is None else f"{name} and {platform.fp8.way(quantization.format)}"
+    if quantization is None:
+        return name
+    experts = f", experts in {name}" if source.shape.has_experts else ""  # whatever the file has them in
+    return f"{name} and {platform.fp8.way(quantization.format)}{experts}"

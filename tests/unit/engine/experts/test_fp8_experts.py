@@ -73,6 +73,7 @@ def test_logits_are_those_of_the_dequantized_weights(
 ) -> None:
     model = tiny_fp8_experts(family, form, tmp_path)
     driver = Driver(tmp_path, **settings)
+    assert ("experts in float32, KV" in driver.engine.description) == (settings != {"kernels": "torch"})
     assert_exact_in_chunks_cached_and_moved(model, driver)
     driver.close()
 
