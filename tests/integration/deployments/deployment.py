@@ -78,10 +78,17 @@ class LocalDeployment:
         return sum(self.metrics(process).get(name, 0.0) for process in self.processes(role))
 
     def held(self) -> dict[str, float]:
-        """What requests still hold anywhere, or what is lost; empty when all is as before the first request."""
+        """What requests still hold anywhere, or what is lost; empty when all is as before the first request.
+
+        A process that does not listen yet, as after a kill, counts as if it held something.
+        """
         held: dict[str, float] = {}
         for process in self.processes():
-            metrics = self.metrics(process)
+            try:
+                metrics = self.metrics(process)
+            except httpx2.ConnectError:
+                held[f"{process.uid} does not listen"] = 1.0
+                continue
             held.update({f"{process.uid} {name}": value for name, value in held_in(metrics).items()})
             pages = sum(value for name, value in metrics.items() if name.startswith("segue_pages{"))
             if process.pages and pages != process.pages:
