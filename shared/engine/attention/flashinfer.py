@@ -16,6 +16,7 @@ Read in FlashInfer 0.6.14 (decode.py, prefill.py, scheduler.cuh, prefill.cuh).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -381,7 +382,7 @@ class FlashInferAttention:
         return torch.zeros(nbytes, dtype=torch.uint8, device=self._device)
 
 
-class _FlashInferStep:
+class _FlashInferStep(ABC):
     """What steps of all kinds do in a layer: they write its keys and values, then attend."""
 
     def __init__(self, attention: FlashInferAttention, batch: PagedBatch) -> None:
@@ -394,8 +395,9 @@ class _FlashInferStep:
         q = self._attention.heads.write(q, k, v, transform, self._batch, view)
         return self._run(self._attention.window(layer), q, view, transform.sinks)
 
+    @abstractmethod
     def _run(self, window: Window, q: Tensor, view: Tensor, sinks: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """Attend by the plan for this window, over the layer's cache."""
 
 
 class FlashInferDecode(_FlashInferStep):

@@ -85,9 +85,8 @@ class Family:
     qk_norm_switch: bool = False  # only where the file's use_qk_norm says so
     experts: ReadExperts = no_experts
     quantizations: tuple[str, ...] = ()  # that its files may have
-    own_code: str | None = (
-        None  # the class that its files name as theirs (auto_map), though transformers has it since
-    )
+    # The class that its files name as theirs (auto_map), though transformers has it since.
+    own_code: str | None = None
     sinks: bool = False  # attention has one a head
     qkv_bias: bool | None = None  # None: as the file's attention_bias says
     output_biased: bool = True  # attention's output has a bias where the file's attention_bias says so

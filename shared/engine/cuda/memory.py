@@ -31,9 +31,8 @@ class DeviceMemory:
 
     total: int
     free: int
-    workspace: Callable[
-        [ModelConfig, int], int
-    ]  # bytes beside weights and pages, for a model and so many slots
+    # Bytes beside weights and pages, for a model and so many slots.
+    workspace: Callable[[ModelConfig, int], int]
 
 
 @dataclass(frozen=True, slots=True)

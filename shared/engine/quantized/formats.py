@@ -46,9 +46,8 @@ class WeightFormat:
     """How a linear is stored. Of each pair of names the first that a file holds is read: writers differ."""
 
     scales: Scales
-    static_inputs: bool = (
-        False  # the file has one scale for all inputs of a linear; else each token finds its own
-    )
+    # The file has one scale for all inputs of a linear; else each token finds its own.
+    static_inputs: bool = False
     scale_names: tuple[str, ...] = ("weight_scale",)
     input_scale_names: tuple[str, ...] = ("input_scale",)
 

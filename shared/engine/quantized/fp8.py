@@ -27,10 +27,9 @@ from shared.primitives.errors import ConfigError
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
 SMALLEST = 1e-12  # what a row of zeros counts as
-_ROWS_STEP = 4  # cuBLASLt reads scales of inputs by so many rows …
-_BLOCKS_STEP = (
-    4  # … and those of a weight by so many blocks of inputs: with others it computes wrong, and says nothing
-)
+# cuBLASLt reads scales of inputs by so many rows, and those of a weight by so many blocks of inputs: with others it
+# computes wrong, and says nothing.
+_ROWS_STEP, _BLOCKS_STEP = 4, 4
 _DEQUANTIZED_BYTES = 4 + 2  # a number, while a linear is dequantized
 _STEP = 16  # sizes that a GPU multiplies in FP8
 _FP8_CAPABILITY, _BLOCKS_CAPABILITY = (8, 9), (9, 0)

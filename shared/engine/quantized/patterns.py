@@ -19,9 +19,8 @@ NAMES_MAX = 1 << 16  # entries of a list: Qwen3-235B's has some 300
 PATTERNS_MAX = 64
 PATTERN_LENGTH_MAX = 256  # characters
 BRANCHES_MAX = 64  # sequences that a pattern's alternatives stand for
-STEPS_MAX = (
-    10_000_000  # characters of all names, by elements of all patterns: some seconds of the interpreter
-)
+# Characters of all names, by elements of all patterns: some seconds of the interpreter.
+STEPS_MAX = 10_000_000
 
 _DIGITS = frozenset(string.digits)
 _WORDS = frozenset(string.ascii_letters + string.digits + "_")
