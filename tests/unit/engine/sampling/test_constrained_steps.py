@@ -75,7 +75,6 @@ def run_ahead(
     sampled = []
     for step in range(first + 1, first + STEPS):
         device.launch(ScheduleBatch(step, ForwardMode.DECODE, decode_slots=slots))
-        assert device.completed() < step
         sampled.append(device.wait(step - 1))
     driver.step = first + STEPS - 1
     return [*sampled, device.wait(driver.step)]
