@@ -31,8 +31,8 @@ from shared.engine.cuda.step_kernels import (
 from shared.engine.model.gated_mlp import clamped, gated
 from shared.engine.model.ops import ExpertBank, Gated
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
+from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.mxfp4 import dequantized
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.cuda.test_step_kernels import (
@@ -180,7 +180,7 @@ def logits_on(gpu: torch.device, folder: Path, steps: tuple[int, ...], dtype: to
 @pytest.mark.parametrize("rows", [1, 3, 4, 64, 300])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_fp8_products_are_as_near_as_the_rounding_of_their_inputs_allows(
-    gpu: torch.device, form: WeightFormat, rows: int
+    gpu: torch.device, form: Fp8Format, rows: int
 ) -> None:
     """By torch's kernels where the GPU has them, eagerly and as a graph: the bound is derived in the test beside."""
     products = Fp8Products.on_gpu(torch.cuda.get_device_capability(gpu), deterministic=False)

@@ -25,7 +25,7 @@ from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, LoadJob, features_with
-from shared.engine.quantized.fp8 import dequantized
+from shared.engine.quantized.linears import dequantized
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import LogprobRows
 from shared.engine.sampling.masks import Constraints

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.quantized import fp8
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.fp8 import Fp8Weight, joined, take
+from shared.engine.quantized.linears import dequantized
 from shared.engine.weight_source import WeightSource
 
 
@@ -54,7 +54,7 @@ class DecoderWeights:
 
     def dequantized(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         """The weight of a linear of this name, [outputs, inputs], whatever it is stored in."""
-        source = fp8.dequantized(self.source, self._config.quantization)
+        source = dequantized(self.source, self._config.quantization)
         return source.take(f"{name}.weight", (outputs, inputs), dtype)
 
     def _stored(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:

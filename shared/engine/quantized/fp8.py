@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.engine.quantized.formats import BLOCK, Quantization, Scales, WeightFormat
+from shared.engine.quantized.formats import Quantization, WeightFormat
+from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 from shared.engine.weight_source import WeightSource
 from shared.primitives.errors import ConfigError
 
@@ -58,7 +59,7 @@ class Fp8Weight:
         return wide
 
 
-def take(source: WeightSource, form: WeightFormat, name: str, outputs: int, inputs: int) -> Fp8Weight:
+def take(source: WeightSource, form: Fp8Format, name: str, outputs: int, inputs: int) -> Fp8Weight:
     """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type."""
     values = source.take(f"{name}.weight", (outputs, inputs), E4M3)
     scales = source.take(
@@ -97,31 +98,6 @@ def joined(parts: Sequence[Fp8Weight]) -> Fp8Weight:
     )
 
 
-class _Dequantized:
-    """`WeightSource` of a checkpoint in 8 bits, as if it were not."""
-
-    def __init__(self, source: WeightSource, quantization: Quantization) -> None:
-        self._source = source
-        self._quantization = quantization
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._source
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `WeightSource`."""
-        linear = name.removesuffix(".weight")
-        form = self._quantization.format_of(linear) if len(shape) == 2 and linear != name else None
-        if form is None:
-            return self._source.take(name, shape, dtype)
-        outputs, inputs = shape
-        return take(self._source, form, linear, outputs, inputs).dequantized().to(dtype)
-
-
-def dequantized(source: WeightSource, quantization: Quantization | None) -> WeightSource:
-    """Weights of a source, those of quantized linears in the type that is asked for."""
-    return source if quantization is None else _Dequantized(source, quantization)
-
-
 # ---- ways to compute -------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +116,7 @@ class Fp8Products:
             return cls()
         return cls(capability >= _FP8_CAPABILITY, capability == _BLOCKS_CAPABILITY, _STEP)
 
-    def way(self, form: WeightFormat) -> str:
+    def way(self, form: Fp8Format) -> str:
         """How linears of this format are computed, for descriptions and fingerprints."""
         return f"{form.name} {'multiplied' if self._able(form) else 'dequantized'}"
 

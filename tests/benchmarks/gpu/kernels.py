@@ -16,8 +16,8 @@ from torch import Tensor
 
 from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.step_kernels import CudaKernels
-from shared.engine.quantized.formats import BLOCK, Scales, WeightFormat
 from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
+from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 
 LAUNCHES_MAX = 40
 UNCACHED_BYTES = 400 * 2**20  # of the matrices of one measurement together
@@ -127,7 +127,7 @@ def as_served(weights: list[Tensor], x: Tensor) -> list[str]:
     products = Fp8Products.on_gpu(torch.cuda.get_device_capability(), deterministic=False)
     outputs, inputs = weights[0].shape
     told = []
-    for form in (WeightFormat(Scales.CHANNEL), WeightFormat(Scales.BLOCK)):
+    for form in (Fp8Format(Scales.CHANNEL), Fp8Format(Scales.BLOCK)):
         blocks = form.scales is Scales.BLOCK
         scales = torch.ones(outputs, -(-inputs // BLOCK) if blocks else 1, device="cuda")
         linears = [

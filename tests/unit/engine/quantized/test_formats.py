@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from shared.engine.checkpoint.model_config import parse_model_config
-from shared.engine.quantized.formats import SUPPORTED, Quantization, Scales
+from shared.engine.quantized.formats import Quantization
+from shared.engine.quantized.fp8_formats import Scales
+from shared.engine.quantized.unsupported import SUPPORTED
 from shared.primitives.errors import ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.checkpoint.test_foreign_configs import LLAMA

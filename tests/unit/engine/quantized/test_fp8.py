@@ -21,7 +21,7 @@ from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.cuda.platform import gpu_workspace
 from shared.engine.model.ops import Linear
 from shared.engine.model.weights import Weights
-from shared.engine.quantized.formats import Quantization, Scales, WeightFormat
+from shared.engine.quantized.formats import Quantization
 from shared.engine.quantized.fp8 import (
     E4M3,
     LARGEST,
@@ -35,17 +35,18 @@ from shared.engine.quantized.fp8 import (
     rounded_by_blocks,
     take,
 )
+from shared.engine.quantized.fp8_formats import Fp8Format, Scales
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.fp8_models import FORMATS, tiny_fp8
 
-FORMS = [WeightFormat(scales, static) for scales in Scales for static in (False, True)][:-1]
+FORMS = [Fp8Format(scales, static) for scales in Scales for static in (False, True)][:-1]
 ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2**-8}  # of a result's type, with its sums
 QKV = ((96, 1.0), (40, 8.0), (40, 0.1))  # rows of parts, and how large their numbers are
 
 
-def part(form: WeightFormat, rows: int, size: float, inputs: int, seed: int) -> Fp8Weight:
+def part(form: Fp8Format, rows: int, size: float, inputs: int, seed: int) -> Fp8Weight:
     """A weight whose scales differ from row to row, or block to block."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.empty(rows, inputs).uniform_(-LARGEST, LARGEST, generator=generator).to(E4M3)
@@ -59,7 +60,7 @@ def part(form: WeightFormat, rows: int, size: float, inputs: int, seed: int) -> 
     return Fp8Weight(values, scales, input_scale, form.scales is Scales.BLOCK, whole=True)
 
 
-def parts(form: WeightFormat, inputs: int = 272, sizes: Sequence[tuple[int, float]] = QKV) -> list[Fp8Weight]:
+def parts(form: Fp8Format, inputs: int = 272, sizes: Sequence[tuple[int, float]] = QKV) -> list[Fp8Weight]:
     return [part(form, rows, size, inputs, seed) for seed, (rows, size) in enumerate(sizes)]
 
 
@@ -92,7 +93,7 @@ def off(linear: Linear, exact: Fp8Weight, x: Tensor, *, rounds: bool) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_an_output_is_as_near_as_the_rounding_of_its_inputs_allows(
-    form: WeightFormat, dtype: torch.dtype
+    form: Fp8Format, dtype: torch.dtype
 ) -> None:
     merged = joined(parts(form))
     rounds, linear, x = form.scales is not Scales.BLOCK, ON_HOST.linear(merged, None), tokens(272, dtype)
@@ -105,7 +106,7 @@ def test_an_output_is_as_near_as_the_rounding_of_its_inputs_allows(
 @pytest.mark.parametrize(
     "mistake", ["a scale of another part", "a scale that divides", "the next row's scale"]
 )
-def test_a_wrong_scale_is_far_beyond_the_bound(form: WeightFormat, mistake: str) -> None:
+def test_a_wrong_scale_is_far_beyond_the_bound(form: Fp8Format, mistake: str) -> None:
     q, k, v = parts(form)
     exact = joined([q, k, v])
     if mistake == "a scale of another part":
@@ -119,7 +120,7 @@ def test_a_wrong_scale_is_far_beyond_the_bound(form: WeightFormat, mistake: str)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-def test_a_bias_is_added(form: WeightFormat) -> None:
+def test_a_bias_is_added(form: Fp8Format) -> None:
     merged, x = joined(parts(form)), tokens(272)
     bias = torch.randn(176)
     without = ON_HOST.linear(merged, None)(x)
@@ -141,7 +142,7 @@ def test_with_a_static_scale_what_is_beyond_it_is_the_largest() -> None:
 
 # ---- by blocks: the kernel is a GPU's; torch checks sizes and strides of scales on its meta device -------------------
 GPU = Fp8Products.on_gpu((9, 0), deterministic=False)
-BY_BLOCK = WeightFormat(Scales.BLOCK)
+BY_BLOCK = Fp8Format(Scales.BLOCK)
 
 
 def on_meta(rows: tuple[int, ...], inputs: int) -> Linear:
@@ -214,7 +215,7 @@ def test_deterministic_mode_and_older_gpus_have_no_kernel() -> None:
 
 
 def test_kernels_give_bfloat16_and_no_other_type() -> None:
-    channel = Quantization(WeightFormat(Scales.CHANNEL))
+    channel = Quantization(Fp8Format(Scales.CHANNEL))
     with pytest.raises(
         ConfigError, match="fp8-channel are multiplied in bfloat16 on cuda, not in float16: set dtype"
     ):
@@ -306,7 +307,7 @@ def test_a_tensor_that_is_amiss_is_named(
     save_file(weights, path)
     written = FORMATS[name]
     scales = {"channel": Scales.CHANNEL, "block": Scales.BLOCK}.get(name, Scales.TENSOR)
-    form = WeightFormat(
+    form = Fp8Format(
         scales,
         written.input_scale_name is not None,
         (written.scale_name,),
