@@ -15,7 +15,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,6 +32,7 @@ from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, 
 from router.replies import SERVED_PATHS, describe_unknown, error_body, error_of, send_json, speaks_anthropic
 from router.request_context import context_of
 from shared.primitives.errors import RequestError
+from shared.primitives.version import VERSION
 from shared.process.health import Health
 from shared.process.logs import places
 
@@ -150,7 +150,6 @@ def _add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> Non
     """
     _add_models(app, serving)
     _add_readiness(app, health)
-    own = version("segue")
     tokenizer_info = serving.tokenizer.info
 
     @app.api_route("/", methods=READ)
@@ -159,7 +158,7 @@ def _add_info_pages(app: FastAPI, serving: OpenAIServing, health: Health) -> Non
 
     @app.api_route("/version", methods=READ)
     async def program_version() -> JSONResponse:
-        return JSONResponse({"version": own})
+        return JSONResponse({"version": VERSION})
 
     @app.api_route("/tokenizer_info", methods=READ)
     async def tokenizer() -> JSONResponse:

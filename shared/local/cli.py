@@ -88,12 +88,11 @@ def run(argv: list[str]) -> None:
 
 def command_parser() -> FlagParser:
     """The parser of all commands. `up` leaves its words to `load_local`, and `--help` among them."""
-    from importlib.metadata import version
-
+    from shared.primitives.version import VERSION
     from shared.process.settings import FlagParser
 
     parser = FlagParser(prog="segue", epilog=EPILOG, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
+    parser.add_argument("--version", action="version", version=f"segue {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     of = {
         name: commands.add_parser(name, help=text, description=text, add_help=name not in ("up", "serve"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -24,6 +23,7 @@ from shared.primitives.metric_fields import (
     ShownField,
     shown_fields,
 )
+from shared.primitives.version import VERSION
 from shared.process import gauges
 from shared.wire.messages import Role
 
@@ -44,7 +44,7 @@ class Metrics(Collector):
         self._series: defaultdict[CounterMetric | GaugeMetric, Series] = defaultdict(dict)
         self._histograms: dict[tuple[HistogramMetric, tuple[str, ...] | None], Histogram] = {}  # by series
         self.registry.register(self)
-        self.set(gauges.INFO, 1, version=version("segue"))
+        self.set(gauges.INFO, 1, version=VERSION)
         self.set(gauges.READY, 0)
 
     def publish(self, counters: object) -> None:

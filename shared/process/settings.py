@@ -17,7 +17,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
@@ -27,6 +26,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_settings import CliSettingsSource, EnvSettingsSource, SettingsConfigDict
 
 from shared.primitives.errors import ConfigError
+from shared.primitives.version import VERSION
 
 PREFIX = "SEGUE_"
 
@@ -115,7 +115,7 @@ def read_flags(
         epilog=epilog,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"segue {version('segue')}")
+    parser.add_argument("--version", action="version", version=f"segue {VERSION}")
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML file with settings, in camelCase.")
     if placed:
         parser.add_argument("by place", metavar=placed.upper(), nargs="?", help=f"As {flag_of(placed)}.")

@@ -1,6 +1,7 @@
 """Writes `golden/*.yaml`: what each ready-made value set renders to, so that a review sees what a change does.
 
-`python -m tests.charts.goldens` (or `make goldens`). What is random is masked by name, and nothing else is.
+`python -m tests.charts.goldens` (or `make goldens`). What is random is masked by name, and so is the
+version, which each release changes; nothing else is.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.charts.rendering import VALUE_SETS, manifest
+from tests.charts.rendering import CHART_VERSION, VALUE_SETS, manifest
 
 GOLDEN = Path(__file__).parent / "golden"
 _KEYS = re.compile(r"(?m)^(  (?:keys\.pem|keys|api-key): )\S+$")
@@ -20,8 +21,8 @@ def golden_file(values: str) -> Path:
 
 
 def masked(text: str) -> str:
-    """The text with the drawn keys replaced."""
-    return _KEYS.sub(r"\1MASKED", text)
+    """The text with the drawn keys and the version replaced."""
+    return _KEYS.sub(r"\1MASKED", text).replace(CHART_VERSION, "VERSION")
 
 
 if __name__ == "__main__":

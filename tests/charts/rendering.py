@@ -19,6 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "segue"
+CHART_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"]
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 VALUE_SETS = ("cpu-demo", "gpu", "production")
 EVERY_VALUE = "every_value"

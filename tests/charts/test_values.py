@@ -17,6 +17,7 @@ from shared.process.settings import load, unknown_variables
 from shared.wire.messages import Role
 from tests.charts.rendering import (
     CHART,
+    CHART_VERSION,
     EVERY_VALUE,
     SHARED_GPU,
     VALUE_SETS,
@@ -125,13 +126,17 @@ def test_decode_asks_for_more_cpu_than_prefill_and_neither_is_limited() -> None:
 @pytest.mark.parametrize(
     ("sets", "router", "worker"),
     [
-        ((), "localhost/segue-router:0.1.0", "localhost/segue-worker:0.1.0"),
+        ((), f"localhost/segue-router:{CHART_VERSION}", f"localhost/segue-worker:{CHART_VERSION}"),
         (("image.tag=v2",), "localhost/segue-router:v2", "localhost/segue-worker:v2"),
-        (("device=cuda",), "localhost/segue-router:0.1.0", "localhost/segue-worker:0.1.0-cuda"),
-        (("image.registry=",), "segue-router:0.1.0", "segue-worker:0.1.0"),
+        (
+            ("device=cuda",),
+            f"localhost/segue-router:{CHART_VERSION}",
+            f"localhost/segue-worker:{CHART_VERSION}-cuda",
+        ),
+        (("image.registry=",), f"segue-router:{CHART_VERSION}", f"segue-worker:{CHART_VERSION}"),
         (
             ("worker.image.tag=mine", "image.registry=example.com/a/"),
-            "example.com/a/segue-router:0.1.0",
+            f"example.com/a/segue-router:{CHART_VERSION}",
             "example.com/a/segue-worker:mine",
         ),
         (
@@ -148,7 +153,7 @@ def test_which_image_is_run(sets: tuple[str, ...], router: str, worker: str) -> 
 def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None:
     rendered = pods(objects(None))
     init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_CONFIGS}
-    assert {each["image"] for each in init.values()} == {"localhost/segue-model-smollm2:0.1.0"}
+    assert {each["image"] for each in init.values()} == {f"localhost/segue-model-smollm2:{CHART_VERSION}"}
     asked = [init[role].pop("resources") for role in ("prefill", "decode")]
     assert init["decode"] == init["prefill"]
     assert asked == [rendered[role]["spec"]["containers"][0]["resources"] for role in ("prefill", "decode")]
@@ -158,8 +163,8 @@ def test_the_model_comes_out_of_its_image_and_a_router_gets_no_weights() -> None
 def test_the_model_comes_from_the_hub_and_a_router_gets_no_weights() -> None:
     rendered = pods(objects("gpu"))
     init = {role: rendered[role]["spec"]["initContainers"][0] for role in ROLE_CONFIGS}
-    assert init["router"]["image"] == "localhost/segue-router:0.1.0"
-    assert init["decode"]["image"] == "localhost/segue-worker:0.1.0-cuda"
+    assert init["router"]["image"] == f"localhost/segue-router:{CHART_VERSION}"
+    assert init["decode"]["image"] == f"localhost/segue-worker:{CHART_VERSION}-cuda"
     assert "Qwen/Qwen3-8B" in init["decode"]["args"]
     assert "--include=*.safetensors" in init["decode"]["args"]
     assert "--include=*.safetensors" not in init["router"]["args"]

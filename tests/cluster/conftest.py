@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from shared.local.model_store import resolve
 from tests.cluster.kubernetes import (
     COMMAND,
-    ROOT,
     Cluster,
     ClusterPod,
     image_archive,
+    image_tag,
     load_image,
     start_own,
     stop_own,
@@ -71,7 +71,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Confi
 
 def _own_cluster(folder: Path) -> Cluster:
     """It starts, and loads an image, while the next image is written to a file."""
-    names = [f"localhost/{image}:{chart_version()}" for image in IMAGES]
+    names = [f"localhost/{image}:{image_tag()}" for image in IMAGES]
     with ThreadPoolExecutor(1) as pool:
         archives = [pool.submit(image_archive, name, folder) for name in names]
         cluster = Cluster("segue-test", start_own())
@@ -170,9 +170,3 @@ def pytest_runtest_makereport(
     if report.failed and CLUSTER in item.config.stash:
         item.config.stash[CLUSTER].describe_to(FAILED / f"{item.name}-{report.when}")
     return report
-
-
-def chart_version() -> str:
-    """The tag of the images."""
-    chart = (ROOT / "charts" / "segue" / "Chart.yaml").read_text()
-    return next(line.split()[1].strip('"') for line in chart.splitlines() if line.startswith("appVersion"))

@@ -6,6 +6,7 @@ one that `SEGUE_TEST_CONTEXT` names, and then only a namespace of it.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -116,6 +117,14 @@ def start_own() -> dict[str, str]:
     listed = subprocess.run([COMMAND, "exec", "env"], check=True, capture_output=True, text=True).stdout
     given = dict(line.split("=", 1) for line in listed.splitlines() if "=" in line)
     return {**os.environ, "KUBECONFIG": given["KUBECONFIG"], "PATH": given["PATH"]}
+
+
+@functools.cache
+def image_tag() -> str:
+    """The tag of the images that this tree makes."""
+    return subprocess.run(
+        [ROOT / "images" / "tag"], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def image_archive(name: str, folder: Path) -> Path:

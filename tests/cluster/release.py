@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tests.cluster.kubernetes import Cluster, ClusterPod
+from tests.cluster.kubernetes import Cluster, ClusterPod, image_tag
 from tests.cluster.load import LOOK_SECONDS_MAX
 from tests.metric_pages import held_in, samples_of
 from tests.waiting import until
@@ -128,4 +128,5 @@ class HelmRelease:
     def _helm(self, verb: str, *flags: str) -> None:
         waiting = ("--wait", "--timeout", "5m")
         values = f"{self.chart}/{DEMO_VALUES}"
-        self.cluster.helm(verb, NAME, self.chart, "-f", values, *waiting, *FLAGS, *flags)
+        ours = ("--set", f"image.tag={image_tag()}")
+        self.cluster.helm(verb, NAME, self.chart, "-f", values, *waiting, *ours, *FLAGS, *flags)

@@ -13,7 +13,8 @@ import httpx2
 import pytest
 
 from shared.process.api_keys import key_line, new_key
-from tests.cluster.conftest import LATER, chart_version
+from tests.cluster.conftest import LATER
+from tests.cluster.kubernetes import image_tag
 from tests.cluster.load import Plan, run_streams
 from tests.cluster.release import ADMIN_PORT, NAME, HelmRelease
 from tests.waiting import until
@@ -31,7 +32,7 @@ def test_images_are_as_small_as_promised() -> None:
         number, unit = image["size"].split()
         sizes.update(dict.fromkeys(image["names"] or [], float(number) * units[unit]))
     for name, bytes_max in SIZES_MAX.items():
-        assert 0 < sizes[f"localhost/{name}:{chart_version()}"] < bytes_max
+        assert 0 < sizes[f"localhost/{name}:{image_tag()}"] < bytes_max
 
 
 def test_an_installed_release_serves_and_its_own_test_passes(

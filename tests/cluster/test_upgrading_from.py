@@ -3,9 +3,9 @@
 Only where `SEGUE_UPGRADE_FROM` names a checkout of that version and buildah has its images with the tag `before`:
 
     git worktree add --detach ../old COMMIT
-    cd ../old && make setup && images/build && cd -
+    cd ../old && make setup && images/build && TAG=$(images/tag || echo 0.1.0); cd -
     for name in router worker model-smollm2; do
-      buildah tag localhost/segue-$name:0.1.0 localhost/segue-$name:before
+      buildah tag localhost/segue-$name:$TAG localhost/segue-$name:before
     done
     SEGUE_UPGRADE_FROM=$PWD/../old .venv/bin/python -m pytest tests/cluster/test_upgrading_from.py
 """

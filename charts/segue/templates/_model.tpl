@@ -111,7 +111,7 @@
           key: {{ $root.Values.modelSource.hub.secretKey }}
     {{- end }}
   {{- end }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  imagePullPolicy: {{ include "segue.pullPolicy" (list $root (eq $kind "image" | ternary (include "segue.modelImage" $root) (include "segue.image" (list $root $of)))) }}
   {{- /* The scheduler counts the larger of init and main containers, so these cost nothing. */}}
   {{- with include "segue.plainResources" (list $root $role) }}
   resources:

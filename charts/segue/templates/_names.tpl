@@ -93,12 +93,23 @@ matchExpressions:
 {{- end -}}
 {{- end -}}
 
-{{/* (root, {repository, tag, digest}) → a complete reference; a digest beats a tag. */}}
+{{/* (root, {repository, tag, digest}) → a complete reference; a digest beats a tag. A released chart has a file of the
+digests that its own tags had, so that they are pulled by digest from any registry that copies them. */}}
 {{- define "segue.imageReference" -}}
 {{- $root := index . 0 -}}{{- $image := index . 1 -}}
 {{- $name := $image.repository -}}
 {{- with $root.Values.image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
-{{- if $image.digest -}}{{ $name }}@{{ $image.digest }}{{- else -}}{{ $name }}:{{ $image.tag }}{{- end -}}
+{{- $released := default dict ($root.Files.Get "digests.json" | default "{}" | fromJson) -}}
+{{- $digest := default (get $released (printf "%s:%s" $image.repository $image.tag)) $image.digest -}}
+{{- if $digest -}}{{ $name }}@{{ $digest }}{{- else -}}{{ $name }}:{{ $image.tag }}{{- end -}}
+{{- end -}}
+
+{{/* (root, reference) → its pull policy. A node may keep what cannot change: a digest, or an image that was loaded onto
+it. A tag in a registry can be another image today. */}}
+{{- define "segue.pullPolicy" -}}
+{{- $root := index . 0 -}}{{- $reference := index . 1 -}}
+{{- $fixed := or (contains "@" $reference) (hasPrefix "localhost/" $reference) -}}
+{{- default (ternary "IfNotPresent" "Always" $fixed) $root.Values.image.pullPolicy -}}
 {{- end -}}
 
 {{/* (root, "router" | "worker") → its image. What it says itself beats what `image` says for both. */}}

@@ -103,7 +103,7 @@ initContainers:
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
 name: {{ $role }}
 image: {{ include "segue.image" (list $root $of) }}
-imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+imagePullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.image" (list $root $of))) }}
 terminationMessagePolicy: FallbackToLogsOnError
 command: [python, -m, {{ $role }}]
 args: [--config, /etc/segue/config.yaml]

@@ -28,7 +28,7 @@ def flashinfer_package() -> Any:
         import flashinfer
     except ImportError as error:
         raise StartError(
-            f"FlashInfer cannot be imported ({error}): install segue[cuda], or use device cpu"
+            f"FlashInfer cannot be imported ({error}): install segue-llm[cuda], or use device cpu"
         ) from None
     return flashinfer
 

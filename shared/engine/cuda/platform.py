@@ -155,7 +155,7 @@ def find_gpu() -> tuple[int, int]:
     """The compute capability of the GPU. Raises `StartError` or `ConfigError` where it cannot be used."""
     if torch.version.cuda is None:
         raise StartError(
-            f"device cuda needs torch's build for CUDA, found {torch.__version__}: install segue[cuda], "
+            f"device cuda needs torch's build for CUDA, found {torch.__version__}: install segue-llm[cuda], "
             "or use the worker's image of target cuda, or device cpu"
         )
     if not torch.cuda.is_available():

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
+from shared.primitives.version import VERSION
 from shared.process.resources import usable_cores
 from tests.benchmarks.client import figures
 from tests.benchmarks.client.client import Target
@@ -112,7 +113,7 @@ def report(target: Target, command: str, seed: int, size: str, results: Sequence
         size=size,
         machine=this_machine(),
         versions={
-            "segue": version("segue"),
+            "segue": VERSION,
             "python": platform.python_version(),
             "aiohttp": version("aiohttp"),
         },

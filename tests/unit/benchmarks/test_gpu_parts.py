@@ -108,7 +108,7 @@ plain = lambda name: re.sub("[-_.]+", "-", name).lower()
 refused = {
     name
     for name, owners in importlib.metadata.packages_distributions().items()
-    if not {plain(owner) for owner in owners} & (allowed | {"segue"})
+    if not {plain(owner) for owner in owners} & (allowed | {"segue", "segue-llm"})
 }
 
 class Refusing(importlib.abc.MetaPathFinder):

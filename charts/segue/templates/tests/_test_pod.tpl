@@ -17,7 +17,7 @@ imagePullSecrets:
 
 {{- define "segue.testContainer" -}}
 image: {{ include "segue.image" (list . "router") }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+imagePullPolicy: {{ include "segue.pullPolicy" (list . (include "segue.image" (list . "router"))) }}
 terminationMessagePolicy: FallbackToLogsOnError
 resources:
   requests:

@@ -55,7 +55,9 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_torch_without_cuda_is_named(found: Callable[..., None]) -> None:
     found(None, None)
-    with pytest.raises(StartError, match=r"needs torch's build for CUDA, found .*: install segue\[cuda\]"):
+    with pytest.raises(
+        StartError, match=r"needs torch's build for CUDA, found .*: install segue-llm\[cuda\]"
+    ):
         platform.find_gpu()
 
 

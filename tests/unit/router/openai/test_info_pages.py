@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 
 import httpx2
@@ -10,6 +9,7 @@ import pytest
 
 from router.replies import REFUSED_PATHS, SERVED_PATHS
 from router.text.tokenizer import Tokenizer
+from shared.primitives.version import VERSION
 from shared.wire.messages import Limits
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import CHAT_TEMPLATE, CONTEXT_LEN, END_ID
@@ -53,7 +53,7 @@ def test_a_path_of_another_server_is_refused_with_the_reason(router: RunningRout
 
 
 def test_the_version_is_the_programs(router: RunningRouter) -> None:
-    assert router.http.get("/version").json() == {"version": version("segue")}
+    assert router.http.get("/version").json() == {"version": VERSION}
 
 
 def test_the_tokenizers_info_is_enough_to_render_and_count(router: RunningRouter, model_folder: Path) -> None:
