@@ -29,10 +29,19 @@ from shared.transfer.protocol import (
 )
 from shared.wire.baton import Baton, Holder, HolderRank
 
-PAGE_BYTES = 64 * 1024
 PAGES = 512
 LEASES = 8
-KV_FORMAT = "test-format"
+# Bytes a page, by the type of keys and values.
+PAGE_SIZES = {"float8_e4m3fn": 32 * 1024, "bfloat16": 64 * 1024}
+
+
+def kv_format_of(dtype: str) -> str:
+    """What `kv_cache.kv_format` says of such pages; that module loads torch, which takes seconds."""
+    return f"page-major-1,page_size=16,layers=4,kv_heads=2,head_dim=128,{dtype}"
+
+
+# All tests of transfer move pages of 8 bits; the contract moves pages of 16 as well.
+PAGE_BYTES, KV_FORMAT = PAGE_SIZES["float8_e4m3fn"], kv_format_of("float8_e4m3fn")
 LIMITS = FetchLimits(
     fetches_max=16, fetch_seconds_max=10.0, quarantine_seconds=5.0, read_batch_bytes=2 * PAGE_BYTES
 )
@@ -111,12 +120,13 @@ class FetchWorld:
     pages: PageBuffer
     clock: Clock
     make_holder: Callable[[], HolderUnderTest]
+    kv_format: str = KV_FORMAT
     events: list[FetchEvent] = field(default_factory=list)
 
     def baton(
         self, source: HolderUnderTest, pages: tuple[int, ...], lease: int = 3, nonce: int = 77
     ) -> Baton:
-        return Baton("a request", 2, source.holder, KV_FORMAT, lease, nonce, 1, 1, pages)
+        return Baton("a request", 2, source.holder, self.kv_format, lease, nonce, 1, 1, pages)
 
     def poll_until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -143,7 +153,7 @@ class FetcherContract:
         world.reader.start(1, world.baton(source, (5, 6, 9, 2)), 0, [10, 11, 12, 13])
         landed = world.next_event()
         assert isinstance(landed, FetchLanded)
-        assert (landed.fetch_id, landed.fetched_bytes) == (1, 4 * PAGE_BYTES)
+        assert (landed.fetch_id, landed.fetched_bytes) == (1, 4 * world.pages.memory.page_bytes)
         for target, page in zip((10, 11, 12, 13), (5, 6, 9, 2), strict=True):
             assert world.pages.holds(target, byte_of(page))
         assert world.pages.holds(9, 0)
@@ -188,11 +198,17 @@ class FetcherContract:
         world.reader.start(1, world.baton(source, (5,)), 0, [0])
         assert world.next_event() == FetchStale(1)
 
-    def test_another_kv_format_is_refused_before_anything_is_read(self, world: FetchWorld) -> None:
+    def test_pages_of_another_type_are_refused_before_anything_is_read(self, world: FetchWorld) -> None:
+        """Also where a page has as many bytes, which a type and a number of tokens make together."""
         source = world.make_holder()
-        baton = Baton("a request", 2, source.holder, "another", 3, 77, 1, 1, (5,))
-        world.reader.start(1, baton, 0, [0])
-        self.expect_refusal(world, "another")
+        source.write(3, 77)
+        others = {kv_format_of(dtype) for dtype in (*PAGE_SIZES, "float32")} - {world.kv_format}
+        assert len(others) == len(PAGE_SIZES)
+        for other in others:
+            baton = msgspec.structs.replace(world.baton(source, (5,)), kv_format=other)
+            world.reader.start(1, baton, 0, [0])
+            formats = f"KV format '{other}' of {source.holder.name} is not this worker's '{world.kv_format}'"
+            self.expect_refusal(world, formats)
 
     @pytest.mark.parametrize("of_more", [{"slices": 4}, {"ranks": (HolderRank("h-1", b"", 0, 4, 4),)}])
     def test_pages_on_several_gpus_are_refused(self, world: FetchWorld, of_more: dict[str, Any]) -> None:

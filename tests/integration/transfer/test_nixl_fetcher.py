@@ -14,16 +14,19 @@ from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
     LIMITS,
-    PAGE_BYTES,
+    PAGE_SIZES,
     AnsweredReadsContract,
     Clock,
     FetcherContract,
     FetchWorld,
     HolderUnderTest,
     PageBuffer,
+    kv_format_of,
 )
 from tests.integration.transfer.holder_processes import HolderPool, epochs, network, worker_keys
-from tests.tensor_pages import TensorPages
+from tests.tensor_pages import tensor_pages
+
+Pools = dict[str, HolderPool]  # by the type of keys and values
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +37,42 @@ def local_holders() -> Iterator[HolderPool]:
 
 
 @pytest.fixture(scope="module")
-def tcp_holders() -> Iterator[HolderPool]:
-    pool = HolderPool()
-    yield pool
-    pool.close()
+def tcp_holders() -> Iterator[Pools]:
+    yield from make_pools("host")
 
 
 @pytest.fixture(scope="module")
-def tensor_holders() -> Iterator[HolderPool]:
-    pool = HolderPool(memory="cpu")
-    yield pool
-    pool.close()
+def tensor_holders() -> Iterator[Pools]:
+    yield from make_pools("cpu")
+
+
+def make_pools(memory: str) -> Iterator[Pools]:
+    pools = {
+        dtype: HolderPool(memory=memory, page_bytes=page_bytes) for dtype, page_bytes in PAGE_SIZES.items()
+    }
+    yield pools
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture
-def tensor_world(tensor_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+def dtype() -> str:
+    """Of keys and values."""
+    return "float8_e4m3fn"
+
+
+class InBothTypes:
+    """Runs a contract with pages of 8 bits, and of 16."""
+
+    @pytest.fixture(params=PAGE_SIZES)
+    def dtype(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+
+@pytest.fixture
+def tensor_world(tensor_holders: Pools, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
     monkeypatch.delenv("UCX_TLS", raising=False)
-    yield from make_world(tensor_holders, TensorPages("cpu"))
+    yield from make_world(tensor_holders[dtype], tensor_pages(dtype), kv_format_of(dtype))
 
 
 @pytest.fixture
@@ -60,17 +82,20 @@ def local_world(local_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def tcp_world(tcp_holders: HolderPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
+def tcp_world(tcp_holders: Pools, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FetchWorld]:
     monkeypatch.setenv("UCX_TLS", "tcp")
-    yield from make_world(tcp_holders)
+    pages = PageBuffer(page_bytes=PAGE_SIZES[dtype])
+    yield from make_world(tcp_holders[dtype], pages, kv_format_of(dtype))
 
 
-def make_world(pool: HolderPool, pages: PageBuffer | None = None) -> Iterator[FetchWorld]:
+def make_world(
+    pool: HolderPool, pages: PageBuffer | None = None, kv_format: str = KV_FORMAT
+) -> Iterator[FetchWorld]:
     clock, buffer = Clock(), pages or PageBuffer()
     offer = open_offer(network(), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
-    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
+    reader = Transfer(offer, buffer.memory, kv_format, limits=LIMITS, clock=clock)
     with pool.check_out() as make_holder:
-        yield FetchWorld(reader, buffer, clock, make_holder)
+        yield FetchWorld(reader, buffer, clock, make_holder, kv_format)
         reader.close()
 
 
@@ -82,7 +107,7 @@ class TestOnOneMachine(FetcherContract):
         return local_world
 
 
-class TestBetweenTensors(FetcherContract):
+class TestBetweenTensors(InBothTypes, FetcherContract):
     """What the CUDA engine uses, with its pages on a CPU: this process looks at them through torch alone."""
 
     @pytest.fixture
@@ -90,7 +115,7 @@ class TestBetweenTensors(FetcherContract):
         return tensor_world
 
 
-class TestOverTcp(FetcherContract, AnsweredReadsContract):
+class TestOverTcp(InBothTypes, FetcherContract, AnsweredReadsContract):
     """What pods without RDMA use."""
 
     @pytest.fixture
@@ -113,7 +138,7 @@ def test_a_fetch_of_a_mebibyte_measures_its_link(fixture: str, request: pytest.F
     world: FetchWorld = request.getfixturevalue(fixture)
     source = world.make_holder()
     source.write(3, 77)
-    pages = MEASURED_BYTES_MIN // PAGE_BYTES
+    pages = MEASURED_BYTES_MIN // world.pages.memory.page_bytes
     assert link_after_fetch(world, source, pages - 1).bytes_per_second == 0
     assert link_after_fetch(world, source, pages).bytes_per_second > 0
 
@@ -159,5 +184,5 @@ def test_the_self_fetch_takes_the_whole_way(fixture: str, request: pytest.Fixtur
     world: FetchWorld = request.getfixturevalue(fixture)
     assert isinstance(world.reader, Transfer)
     world.clock.now = 0
-    assert self_fetch(world.reader, world.pages.memory, KV_FORMAT, clock=world.clock)
+    assert self_fetch(world.reader, world.pages.memory, world.kv_format, clock=world.clock)
     assert world.reader.outstanding == 0

@@ -13,14 +13,16 @@ from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
     LIMITS,
+    PAGE_SIZES,
     AnsweredReadsContract,
     Clock,
     FetcherContract,
     FetchWorld,
     PageBuffer,
+    kv_format_of,
 )
 from tests.integration.transfer.holder_processes import HolderPool, epochs, network, worker_keys
-from tests.tensor_pages import TensorPages
+from tests.tensor_pages import tensor_pages
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +33,15 @@ def tls_holders() -> Iterator[HolderPool]:
 
 
 @pytest.fixture(scope="module")
-def staged_holders() -> Iterator[HolderPool]:
-    pool = HolderPool("tls", memory="cpu")
-    yield pool
-    pool.close()
+def staged_holders() -> Iterator[dict[str, HolderPool]]:
+    """By the type of keys and values."""
+    pools = {
+        dtype: HolderPool("tls", memory="cpu", page_bytes=page_bytes)
+        for dtype, page_bytes in PAGE_SIZES.items()
+    }
+    yield pools
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture
@@ -43,16 +50,22 @@ def world(tls_holders: HolderPool) -> Iterator[FetchWorld]:
 
 
 @pytest.fixture
-def staged_world(staged_holders: HolderPool) -> Iterator[FetchWorld]:
-    yield from make_world(staged_holders, TensorPages("cpu"))
+def dtype() -> str:
+    """Of keys and values in tensors."""
+    return "float8_e4m3fn"
 
 
-def make_world(pool: HolderPool, buffer: PageBuffer) -> Iterator[FetchWorld]:
+@pytest.fixture
+def staged_world(staged_holders: dict[str, HolderPool], dtype: str) -> Iterator[FetchWorld]:
+    yield from make_world(staged_holders[dtype], tensor_pages(dtype), kv_format_of(dtype))
+
+
+def make_world(pool: HolderPool, buffer: PageBuffer, kv_format: str = KV_FORMAT) -> Iterator[FetchWorld]:
     clock = Clock()
     offer = open_offer(network("tls"), worker_keys(), ("reader", next(epochs)), buffer.memory, LEASES)
-    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
+    reader = Transfer(offer, buffer.memory, kv_format, limits=LIMITS, clock=clock)
     with pool.check_out() as make_holder:
-        yield FetchWorld(reader, buffer, clock, make_holder)
+        yield FetchWorld(reader, buffer, clock, make_holder, kv_format)
         reader.close()
 
 
@@ -62,6 +75,10 @@ class TestTls(FetcherContract, AnsweredReadsContract):
 
 class TestStaged(FetcherContract, AnsweredReadsContract):
     """What pods with GPUs and without RDMA use: both ends copy portions out of a tensor and into one."""
+
+    @pytest.fixture(params=PAGE_SIZES)
+    def dtype(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
     @pytest.fixture
     def world(self, staged_world: FetchWorld) -> FetchWorld:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
-from shared.engine.checkpoint.kv_cache import kv_format
+from shared.engine.checkpoint.kv_cache import KVLayout, kv_format, page_bytes
+from tests.fetcher_contract import PAGE_SIZES, kv_format_of
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
 
@@ -113,6 +115,14 @@ def test_a_prefix_from_host_pages_gives_the_same_logits(tmp_path: Path) -> None:
     assert bool(store[20:22].float().any())
     torch.testing.assert_close(driver.logits[1][0], alone, rtol=1e-4, atol=1e-4)
     driver.close()
+
+
+@pytest.mark.parametrize("dtype", PAGE_SIZES)
+def test_the_pages_that_tests_of_transfer_move_are_those_of_a_cache(dtype: str) -> None:
+    shape = SimpleNamespace(layers=4, kv_heads=2, head_dim=128)
+    numbers = getattr(torch, dtype)
+    assert page_bytes(shape, PAGE_SIZE, numbers) == PAGE_SIZES[dtype]
+    assert kv_format(shape, PAGE_SIZE, numbers, KVLayout.KEYS_BY_TOKEN) == kv_format_of(dtype)
 
 
 @pytest.mark.parametrize("projection", ["k_proj", "v_proj"])

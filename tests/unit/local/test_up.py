@@ -142,6 +142,10 @@ def test_a_file_made_for_production_serves_as_it_is_or_with_another_device(value
             "decode: {config: {dtype: float16}}",
             "dtype is auto for prefill and float16 for decode, which then could not read each other's pages",
         ),
+        (
+            "{device: cuda, decode: {config: {kvCacheDtype: fp8_e4m3}}}",
+            "kvCacheDtype is auto for prefill and fp8_e4m3 for decode, which then could not read each other's pages",
+        ),
         ("prefil: {config: {kvPages: 3}}", "unknown setting 'prefil' in FILE; did you mean prefill?"),
         (
             "prefill: {confg: {kvPages: 3}}",

@@ -12,11 +12,13 @@ from tests.fetcher_contract import (
     LEASES,
     LIMITS,
     PAGE_BYTES,
+    PAGE_SIZES,
     PAGES,
     Clock,
     FetchWorld,
     PageBuffer,
     byte_of,
+    kv_format_of,
 )
 
 
@@ -57,15 +59,17 @@ class InProcessHolder:
         self.fabric.kill(self.holder.agent)
 
 
-def make_world(clock: Clock) -> Iterator[FetchWorld]:
-    fabric, buffer = InProcessFabric(), PageBuffer()
+def make_world(clock: Clock, dtype: str = "float8_e4m3fn") -> Iterator[FetchWorld]:
+    """`dtype`: of the keys and values in all pages."""
+    fabric, page_bytes, kv_format = InProcessFabric(), PAGE_SIZES[dtype], kv_format_of(dtype)
+    buffer = PageBuffer(page_bytes=page_bytes)
     offer = InProcessOffer(fabric, "reader", 1, buffer.memory, LEASES)
-    reader = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=clock)
+    reader = Transfer(offer, buffer.memory, kv_format, limits=LIMITS, clock=clock)
     holders: list[InProcessHolder] = []  # kept alive: batons hold addresses of their memory
 
     def make_holder() -> InProcessHolder:
-        holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock))
+        holders.append(InProcessHolder(fabric, f"holder{len(holders)}", clock, page_bytes))
         return holders[-1]
 
-    yield FetchWorld(reader, buffer, clock, make_holder)
+    yield FetchWorld(reader, buffer, clock, make_holder, kv_format)
     reader.close()

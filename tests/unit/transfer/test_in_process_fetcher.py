@@ -23,7 +23,7 @@ from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,
     LIMITS,
-    PAGE_BYTES,
+    PAGE_SIZES,
     PATIENCE_SECONDS,
     AnsweredReadsContract,
     Clock,
@@ -43,6 +43,10 @@ def world() -> Iterator[FetchWorld]:
 
 class TestInProcess(FetcherContract, AnsweredReadsContract):
     """Both contracts: a frozen worker answers no read here."""
+
+    @pytest.fixture(params=PAGE_SIZES)
+    def world(self, request: pytest.FixtureRequest) -> Iterator[FetchWorld]:
+        yield from make_world(Clock(), request.param)
 
 
 @dataclass
@@ -89,7 +93,7 @@ def polls_until_landed(world: FetchWorld) -> int:
     for polls in count(1):
         match world.reader.poll():
             case [FetchLanded(fetched_bytes=size)]:
-                assert size == 12 * PAGE_BYTES
+                assert size == 12 * world.pages.memory.page_bytes
                 assert all(arrived(world, 0))
                 return polls
             case []:

@@ -62,7 +62,10 @@ def reflect(connection: socket.socket, channel: TlsChannel, keys: TlsKeys) -> No
 
 BREACHES = {
     "hangs up in mid-portion": (hang_up_in_a_portion, "has ended"),
-    "sends another size": (send_too_little, "a frame of kind 2 and 32768 bytes, where pages were expected"),
+    "sends another size": (
+        send_too_little,
+        f"a frame of kind 2 and {PAGE_BYTES // 2} bytes, where pages were expected",
+    ),
     "refuses": (refuse, "no such page"),
     "reflects": (reflect, "does not open"),
 }

@@ -15,9 +15,9 @@ from tests.tensor_pages import TensorPages
 from tests.unit.engine.test_paged_batch import CONFIG
 
 
-@pytest.fixture
-def pages() -> TensorPages:
-    return TensorPages("cpu", pages=4, page_bytes=1000)
+@pytest.fixture(params=[torch.float8_e4m3fn, torch.bfloat16], ids=str)
+def pages(request: pytest.FixtureRequest) -> TensorPages:
+    return TensorPages("cpu", pages=4, page_bytes=1000, dtype=request.param)
 
 
 def test_bytes_are_copied_both_ways_and_no_others_change(pages: TensorPages) -> None:
@@ -26,7 +26,7 @@ def test_bytes_are_copied_both_ways_and_no_others_change(pages: TensorPages) -> 
     into = access.buffer(12)
     access.read(address + 994, into)
     assert bytes(into) == b"\0" + b"0123456789" + b"\0"
-    assert int(pages.store.count_nonzero()) == 10
+    assert int(pages.bytes.count_nonzero()) == 10
 
 
 def test_bytes_come_into_any_memory_and_out_of_it(pages: TensorPages) -> None:
@@ -47,7 +47,7 @@ def test_a_known_page_is_written_recognized_and_cleared_through_torch(pages: Ten
     assert not memory.holds_known_bytes(4)
     memory.write_known_bytes(4)
     assert memory.holds_known_bytes(4)
-    pages.store[4, -1] += 1
+    pages.bytes[4, -1] += 1
     assert not memory.holds_known_bytes(4)
     memory.clear(4)
     assert pages.holds(4, 0)
