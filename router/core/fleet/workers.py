@@ -60,6 +60,7 @@ class Worker:
     foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
     extending: dict[str, int] = field(default_factory=dict)  # tokens by rid of prompts that it computes
     extending_unreported: int = 0  # … of those that came since the last load
+    extended_since: int = 0  # … of those in the last load, and computed or gone since
     fetched_share: float = 1.0  # of the pages of requests that come here, on average; the others are cached
     draining: bool = False  # it takes nothing new
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
@@ -104,8 +105,12 @@ class Worker:
 
     @property
     def tokens_waiting(self) -> int:
-        """Tokens of prompts that a decode worker has to compute, as far as the router knows by now."""
-        return self.load.queued_tokens + self.extending_unreported
+        """Tokens of prompts that a decode worker has to compute, as far as the router knows by now.
+
+        A client's next turn follows its answer sooner than a load does: counted with the turn before, it would go to a
+        worker that has nothing of it cached. What had been computed of a prompt by the last load is taken off twice.
+        """
+        return max(0, self.load.queued_tokens - self.extended_since) + self.extending_unreported
 
     def has_turn(self, tenant: str, tokens: int) -> bool:
         """Whether a decode worker computes one more prompt, of so many tokens, soon: what waits fits its next steps.
@@ -320,6 +325,8 @@ class Worker:
         tokens = self.extending.pop(rid, 0)
         if self.assigned[rid].load_number == self.load_number:
             self.extending_unreported -= tokens
+        else:
+            self.extended_since += tokens
 
     def unassign(self, rid: str) -> None:
         """Count a request out."""
@@ -364,21 +371,22 @@ class Worker:
 
         Returns whether it may take something now that it could not take before, or a prompt may be begun for it.
         """
-        before, unreported, waiting = self.load, self.unreported, self.tokens_waiting if self.extends else 0
+        before, unreported = self.load, self.unreported
+        waiting = before.queued_tokens + self.extending_unreported
         had_others = self.requests > unreported.requests
         self.load = load
         self.load_number += 1
         forgiven = self.refused.forgive(self.load_number)
         self.unreported = AssignedTotals()
         self.ended = AssignedTotals()
-        self.extending_unreported = 0
+        self.extending_unreported = self.extended_since = 0
         self.rates.told(self.peer, self.hello, load)
         self.changed(self)
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
             more |= load.free_pages > before.free_pages - unreported.pages
             more |= self.extends and (
-                self.tokens_waiting < waiting or load.extend_rate > FASTER * before.extend_rate
+                load.queued_tokens < waiting or load.extend_rate > FASTER * before.extend_rate
             )
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages

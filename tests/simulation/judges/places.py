@@ -387,7 +387,8 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
     new = [rid for rid, each in worker.assigned.items() if each.load_number == worker.load_number]
     beside = 0.0
     if worker.hello.role == "decode":
-        queued = float(load.queued_tokens + sum(worker.extending.get(rid, 0) for rid in new))
+        told = max(0, load.queued_tokens - worker.extended_since)
+        queued = float(told + sum(worker.extending.get(rid, 0) for rid in new))
         if load.running:
             others = load.running * (tokens - cached) / (load.extend_rate_alone or per_second)
             beside = STEPS * load.step_seconds + STREAM_WEIGHT * others

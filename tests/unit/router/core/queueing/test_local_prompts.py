@@ -126,7 +126,7 @@ def test_what_has_no_turn_soon_waits_at_the_router_for_the_next_report() -> None
     for number in range(3):
         world.submit(request(f"r{number}", LONG))
     assert [world.state(f"r{number}") for number in range(3)] == ["extending", "waiting", "waiting"]
-    world.loaded("d0", running=1, queued_tokens=300)  # another router's, too
+    world.loaded("d0", running=1, queued_tokens=500)  # another router's, too
     begun(world, "r0")
     assert world.state("r1") == "waiting"
     world.loaded("d0", running=1, queued_tokens=0)
@@ -342,7 +342,22 @@ def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> Non
     world.loaded("d0", running=2, queued_tokens=32)
     world.submit(request("d"))
     begun(world, "c")
-    assert worker.tokens_waiting == 32 + 3, "what it told and what came since"
+    assert worker.tokens_waiting == 3, "what it told is computed, and this came since"
+    world.loaded("d0", running=2, queued_tokens=40)
+    assert worker.tokens_waiting == 40, "another router's are among them"
+
+
+def test_the_turn_after_an_answer_goes_where_its_prefix_is_before_the_worker_reports() -> None:
+    world = deployment(decode=2)
+    for peer in ("d0", "d1"):
+        world.loaded(peer, extend_rate=1000.0)
+    world.submit(request("first", LONG * 3, max_new_tokens=1))
+    there = world.placed(Serve, "first")
+    world.loaded(there, extend_rate=1000.0, running=1, queued_tokens=3 * len(LONG))
+    begun(world, "first", peer=there)
+    world.finished(there, "first", 1)
+    world.submit(request("second", (*LONG, 1, 2, 3)))  # it begins like the one before
+    assert world.placed(Serve, "second") == there
 
 
 @pytest.mark.parametrize("local_prefill", ["short", "always"])
