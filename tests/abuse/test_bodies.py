@@ -268,7 +268,9 @@ def answered_tokens(target: AbusedDeployment, body: dict[str, Any]) -> list[int]
 def test_one_client_cannot_learn_what_another_has_sent(target: AbusedDeployment) -> None:
     secret = completion(f"The secret of {MARKER} is " + "a long story that nobody else knows " * 20)
     assert cached_tokens(answer(target, COMPLETIONS, secret)) == 0
-    assert cached_tokens(answer(target, COMPLETIONS, secret)) > 0, "one's own prefix is found again"
+    # each of two workers computes it at most once: the other one may be the faster, for all that a router knows
+    again = [cached_tokens(answer(target, COMPLETIONS, secret)) for _ in range(2)]
+    assert again[-1] > 0, "one's own prefix is found again"
     assert cached_tokens(answer(target, COMPLETIONS, secret, source="127.0.0.3")) == 0
 
 

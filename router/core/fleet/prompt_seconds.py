@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from router.core.fleet.workers import KvGroup, Worker
 from shared.scheduling.step_cost import sum_of_positions
-from shared.wire.messages import Load
 
 KEPT = 0.95  # of what earlier fetches tell, with each new one
 STEPS = 2  # of streams that a prompt beside them waits for: the one under way, and that of its own pass
@@ -97,18 +96,17 @@ class PromptSeconds:
         new, queued = tokens - cached, worker.tokens_waiting if decodes else worker.tokens
         seconds = (queued + self._miss_weight * new) / per_second
         seconds += position_seconds * sum_of_positions(cached, new)
-        beside = decodes and load.running > 0
-        return seconds + (_beside_streams(load, new, per_second) if beside else 0.0)
+        beside = decodes and worker.running > 0
+        return seconds + (_beside_streams(worker, new, per_second) if beside else 0.0)
 
     def weight(self, worker: Worker, tokens: int, cached: int) -> float:
         """What is in `computed` beside the seconds that are foreseen: the cost of the prompt to others."""
-        load = worker.load
-        per_second = worker.rates.rate(worker.hello, load).tokens_per_second
+        per_second = worker.rates.rate(worker.hello, worker.load).tokens_per_second
         if not per_second:
             return 0.0
         weight = (self._miss_weight - 1) * (tokens - cached) / per_second
-        beside = worker.hello.role == "decode" and load.running > 0
-        return weight + (_cost_to_streams(load, tokens - cached, per_second) if beside else 0.0)
+        beside = worker.hello.role == "decode" and worker.running > 0
+        return weight + (_cost_to_streams(worker, tokens - cached, per_second) if beside else 0.0)
 
     def fetched(self, kv_group: KvGroup, tokens: int, now: float) -> float:
         """Seconds until a decode worker of the KV group has fetched the pages of so many tokens; 0.0: not known."""
@@ -125,11 +123,11 @@ class PromptSeconds:
             self._fetched.popitem(last=False)
 
 
-def _beside_streams(load: Load, tokens: int, per_second: float) -> float:
+def _beside_streams(worker: Worker, tokens: int, per_second: float) -> float:
     """Seconds that streams cost a prompt of so many tokens, and a small part of what the prompt costs them."""
-    return STEPS * load.step_seconds + _cost_to_streams(load, tokens, per_second)
+    return STEPS * worker.load.step_seconds + _cost_to_streams(worker, tokens, per_second)
 
 
-def _cost_to_streams(load: Load, tokens: int, per_second: float) -> float:
-    alone = tokens / (load.extend_rate_alone or per_second)
-    return STREAM_WEIGHT * load.running * alone
+def _cost_to_streams(worker: Worker, tokens: int, per_second: float) -> float:
+    alone = tokens / (worker.load.extend_rate_alone or per_second)
+    return STREAM_WEIGHT * worker.running * alone

@@ -147,6 +147,11 @@ class Worker:
         return max(len(self.assigned), reported + self.unreported.requests - self.ended.requests)
 
     @property
+    def running(self) -> int:
+        """Streams of a decode worker, no more than it told: those that have ended since are none."""
+        return min(self.load.running, max(0, self.requests - len(self.extending)))
+
+    @property
     def fullness(self) -> float:
         """`tokens` as a share of what its pool holds; plain tokens where its size is not known."""
         return self.tokens / (self.pool_tokens or 1)

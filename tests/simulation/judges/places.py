@@ -389,8 +389,10 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
     if worker.hello.role == "decode":
         told = max(0, load.queued_tokens - worker.extended_since)
         queued = float(told + sum(worker.extending.get(rid, 0) for rid in new))
-        if load.running:
-            others = load.running * (tokens - cached) / (load.extend_rate_alone or per_second)
+        # what has ended since is no stream any more, and what has not begun is none yet
+        count = max(len(worker.assigned), load.queued + load.running + len(new) - worker.ended.requests)
+        if running := min(load.running, max(0, count - len(worker.extending))):
+            others = running * (tokens - cached) / (load.extend_rate_alone or per_second)
             beside = STEPS * load.step_seconds + STREAM_WEIGHT * others
     else:
         own = sum(each.tokens for each in worker.assigned.values())

@@ -166,8 +166,8 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "no prompt waits for a turn at decode": {"until when a prompt waits for a turn": gives(-math.inf)},
         "a prompt gains by the streams beside it": {
-            "what streams cost a prompt beside them": lambda real, load, tokens, rate: (
-                -real(load, tokens, rate)
+            "what streams cost a prompt beside them": lambda real, worker, tokens, rate: (
+                -real(worker, tokens, rate)
             )
         },
         "short prompts go past a long one at decode as long as they come": {
