@@ -17,6 +17,7 @@ from shared.engine.cpu.blocked import BlockedAttention
 from shared.engine.cpu.kernel_choice import KernelChoice
 from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
+from shared.engine.first_logits import require_first_logits
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
@@ -56,6 +57,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
     )
     torch.set_num_threads(config.threads)
     model = load_model(job, kernels.library, packed, cache, context)
+    require_first_logits(model.forward, cache.page_size)
     kinds, kv = _weight_kinds(shape, packed, dtypes.weights), dtype_name(dtypes.kv)
     on = f"{kernels.description}, {config.threads} {'thread' if config.threads == 1 else 'threads'}"
     grammars = read_grammars(folder, shape.vocab_size, eos_token_ids)

@@ -116,6 +116,7 @@ class CudaDevice:
         self._copies: deque[tuple[int, Mark]] = deque()
         self._broken: BaseException | None = None
         self._open: _Step | None = None  # the newest, if its tokens are not chosen yet
+        self.sum_of_first_logits = torch.empty((), dtype=torch.float32, device=device)
         self._warm_up()
         self._last = forward.record()  # behind the newest step
         self._last_forward = self._last  # behind the newest that computed
@@ -327,9 +328,14 @@ class CudaDevice:
         _, of_slots = self._staging.put(np.array([self._slots], dtype=np.int32))
         self._staging.upload()
         self._forward.run(extend)
+        self._forward.run(self._sum_first_logits)
         self._forward.run(partial(self._sampling.warm_up, of_slots))
         self._staging.end(self._forward.record())
         self._forward.synchronize()
+
+    def _sum_first_logits(self) -> None:
+        """A sum of numbers is one, and tells without a wait that all are."""
+        torch.sum(self._sampling.logits[:1], (0, 1), dtype=torch.float32, out=self.sum_of_first_logits)
 
     # ---- results and copies --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.memory import FittedPool, graph_tokens, room_for
 from shared.engine.cuda.platform import Platform
+from shared.engine.first_logits import require_numbers
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
@@ -52,6 +53,7 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
         device, cache, room = assemble(
             platform, source, config, on_progress=job.on_progress, on_logits=job.on_logits
         )
+    require_numbers(device.sum_of_first_logits)
     kinds = f"{_weight_kinds(platform, source)},kv-{dtype_name(dtypes.kv)}"
     return Engine(
         device=device,

@@ -23,6 +23,7 @@ from torch import Tensor
 from shared.engine.attention.protocol import PagedBatch, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.transformers_config import FallbackConfig
+from shared.engine.first_logits import require_numbers
 from shared.engine.model.weights import OnProgress, weight_files
 from shared.primitives.errors import ModelError
 
@@ -99,6 +100,7 @@ class FallbackModel:
             raise self._refused("two pages are needed to try it")
         tokens = torch.arange(1, length + 1) * 7 % self._config.vocab_size
         expected = self._by_its_own_attention(tokens)
+        require_numbers(expected.sum())
         pages = torch.arange(1, self._cache.pages, dtype=torch.int32)[: -(-length // page_size)]
         before = self.layers_done
         first = length // 2

@@ -252,6 +252,20 @@ def test_a_damaged_folder_is_one_sentence(
         load(tmp_path, EngineConfig(pages=4, page_size=16, slots=64))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kernels": "torch"}, {"model_impl": "transformers"}, {"device": "cuda-on-cpu"}],
+    ids=lambda settings: "-".join(settings.values()) or "compiled",
+)
+def test_weights_that_give_no_numbers_are_found_at_start(settings: dict[str, Any], tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"numbers, the first ones are not \(NaN\)"):
+        load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4, **settings))
+
+
 def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
     config = read_model_config(tmp_path)
