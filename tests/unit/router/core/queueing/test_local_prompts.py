@@ -353,6 +353,7 @@ def test_the_turn_after_an_answer_goes_where_its_prefix_is_before_the_worker_rep
         world.loaded(peer, extend_rate=1000.0)
     world.submit(request("first", LONG * 3, max_new_tokens=1))
     there = world.placed(Serve, "first")
+    assert there is not None
     world.loaded(there, extend_rate=1000.0, running=1, queued_tokens=3 * len(LONG), step_seconds=1.0)
     begun(world, "first", peer=there)
     world.finished(there, "first", 1)
