@@ -24,7 +24,8 @@ from router.core.fleet import placement
 from router.core.fleet.prefix_index import PrefixIndex
 from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.unreachable_pairs import UnreachablePairs
-from router.core.fleet.workers import Fleet, KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.admission import (
     refusal,
     target_of,

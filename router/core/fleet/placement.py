@@ -13,7 +13,8 @@ from itertools import islice
 
 from router.config import RouterConfig
 from router.core.fleet.prefix_index import PrefixIndex
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.placement_policies import POLICIES, Candidates, Need, Placement, PolicyName, by_rendezvous
 from shared.wire.messages import Role
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import inf, isinf
 from typing import NamedTuple
 
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from shared.scheduling.step_cost import sum_of_positions
 
 KEPT = 0.95  # of what earlier fetches tell, with each new one

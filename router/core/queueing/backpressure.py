@@ -27,7 +27,8 @@ from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.effects import ClientRequest
-from router.core.fleet.workers import Fleet, KvGroup
+from router.core.fleet.worker import KvGroup
+from router.core.fleet.workers import Fleet
 from router.core.queueing.backfill import PlacementPass
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest

@@ -24,7 +24,8 @@ from math import inf
 
 from router.config import RouterConfig
 from router.core.fleet import placement
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.foresight import own_share
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest

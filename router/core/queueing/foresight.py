@@ -24,7 +24,8 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 from router.config import RouterConfig
-from router.core.fleet.workers import Fleet, KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.backpressure import Backpressure
 from router.core.requests.live_request import LiveRequest
 

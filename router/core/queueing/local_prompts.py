@@ -19,7 +19,8 @@ from typing import Literal
 from router.config import RouterConfig
 from router.core.fleet import placement
 from router.core.fleet.prompt_seconds import PromptSeconds, Ways
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.foresight import Foresight
 from router.core.requests.lifecycle import RequestState

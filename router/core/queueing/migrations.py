@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from router.config import RouterConfig
 from router.core.fleet import placement
 from router.core.fleet.unreachable_pairs import UnreachablePairs
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.balance import TRIES_AT_A_TIME, Balance, is_fresh, was_left
 from router.core.queueing.stream_packing import LEAVING_STREAMS, StreamPacking

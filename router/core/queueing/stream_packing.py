@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from router.config import RouterConfig
 from router.core.fleet import placement
 from router.core.fleet.prompt_seconds import PromptSeconds
-from router.core.fleet.workers import Fleet, KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
+from router.core.fleet.workers import Fleet
 from router.core.queueing.backpressure import Backpressure
 from router.core.queueing.balance import Balance
 from router.core.requests.lifecycle import RequestState

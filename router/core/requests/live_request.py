@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from router.core.counters import GapPart, MigrationCause, PauseCause
 from router.core.effects import ClientRequest, Usage
 from router.core.fleet.prompt_seconds import Ways
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import TRANSITIONS, RequestState
 from router.core.requests.sampling_group import SamplingGroup

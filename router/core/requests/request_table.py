@@ -36,7 +36,7 @@ from router.core.effects import (
     outcome_word,
 )
 from router.core.fleet.prefix_index import block_names
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest

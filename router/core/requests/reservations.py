@@ -12,7 +12,7 @@ from typing import Literal
 from router.config import RouterConfig
 from router.core.effects import RouterEffect
 from router.core.fleet.prefix_index import PrefixIndex, block_names
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.requests.deadlines import Deadlines
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest

@@ -23,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from router.core.effects import ClientRequest
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.requests.lifecycle import RequestState
 
 PATIENCE_SECONDS = 2.0  # that siblings wait for the worker with their prompt, while others might compute it

@@ -12,7 +12,8 @@ import contextlib
 from collections import Counter
 from typing import Any, get_args
 
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE, BEGUN, RequestTable

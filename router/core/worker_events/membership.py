@@ -8,7 +8,8 @@ from __future__ import annotations
 from router.core.counters import RouterCounters
 from router.core.effects import FleetPaired, RouterEffect
 from router.core.fleet.unreachable_pairs import UnreachablePairs
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.requests.request_table import RequestTable
 from router.core.requests.reservations import Deadline, Reservations
 from shared.batch.effects import Note

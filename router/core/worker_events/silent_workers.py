@@ -26,7 +26,8 @@ from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.core.effects import RouterEffect
 from router.core.fleet.assignments import Assignment
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.core.requests.lifecycle import RequestEvent
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import RequestTable

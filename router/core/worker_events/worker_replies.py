@@ -15,7 +15,7 @@ from router.core.counters import RouterCounters
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.fleet.prompt_seconds import PromptSeconds
 from router.core.fleet.unreachable_pairs import UnreachablePairs
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.queueing.backpressure import Backpressure
 from router.core.requests.lifecycle import RequestEvent, RequestState
 from router.core.requests.live_request import LiveRequest

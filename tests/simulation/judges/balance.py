@@ -15,7 +15,7 @@ from collections import Counter
 
 from router.core.dispatch import RouterCore
 from router.core.fleet import placement
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 

@@ -35,7 +35,7 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
 from router.core.fleet import placement
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from router.core.queueing.backfill import PlacementPass
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from router.core.dispatch import RouterCore
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from router.core.dispatch import RouterCore
 from router.core.fleet.refused_tenants import REFUSED_LOADS
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from shared.wire.messages import Message, Refused

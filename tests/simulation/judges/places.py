@@ -20,7 +20,7 @@ from math import inf
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.fleet.prompt_seconds import STEPS, STREAM_WEIGHT
-from router.core.fleet.workers import KvGroup, Worker
+from router.core.fleet.worker import KvGroup, Worker
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.sampling_group import PATIENCE_SECONDS

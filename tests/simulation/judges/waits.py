@@ -18,7 +18,7 @@ from math import inf
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, RequestEnded, RequestFailed
 from router.core.fleet.placement import could_decode, could_prefill, could_serve
-from router.core.fleet.workers import KvGroup
+from router.core.fleet.worker import KvGroup
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.request_table import BEFORE_DECODE

@@ -10,7 +10,7 @@ from math import inf
 from typing import NamedTuple
 
 from router.core.dispatch import RouterCore
-from router.core.fleet.workers import KvGroup
+from router.core.fleet.worker import KvGroup
 from router.core.queueing.local_prompts import SOONER
 from router.core.requests.lifecycle import RequestState
 from router.core.requests.live_request import LiveRequest

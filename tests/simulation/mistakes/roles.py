@@ -289,7 +289,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "router.core.fleet.open_workers.OpenWorkers": {"a worker is open or not": "put"},
     "router.core.fleet.refused_tenants.RefusedTenants": {"a worker has refused a tenant": "add"},
-    "router.core.fleet.workers.Worker": {
+    "router.core.fleet.worker.Worker": {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",
         "pages are foreseen at a worker": "pages_foreseen",

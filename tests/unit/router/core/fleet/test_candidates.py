@@ -18,7 +18,8 @@ from router.core.fleet.placement import (
     prefill_workers,
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.placement_policies import Need
 from shared.wire.messages import WORKER_ROLES, Limits, Load
 from tests.unit.router.deployment import hello, named

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from router.core.effects import FleetPaired
 from router.core.fleet.assignments import AssignedTotals
 from router.core.fleet.prefix_index import PrefixIndex
-from router.core.fleet.workers import MODELS_MAX, Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import MODELS_MAX, Fleet
 from router.placement_policies import LocalPrefill, Serving
 from shared.batch.effects import Note
 from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Prefill, Role

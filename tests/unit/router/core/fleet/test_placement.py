@@ -17,7 +17,8 @@ from router.core.fleet.placement import (
     prefill_workers,
 )
 from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex, block_names
-from router.core.fleet.workers import Fleet, Worker
+from router.core.fleet.worker import Worker
+from router.core.fleet.workers import Fleet
 from router.placement_policies import POLICIES, Need, Placement, PlacementReason
 from shared.wire.messages import Limits, Load, Role
 from tests.unit.router.deployment import hello, named

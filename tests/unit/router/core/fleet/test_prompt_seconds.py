@@ -15,7 +15,7 @@ from router.core.fleet.prompt_seconds import (
     PromptSeconds,
 )
 from router.core.fleet.told_rates import FASTEST, RATES_MAX, TELLERS_MAX, FleetRates, ToldRates
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from shared.scheduling.step_cost import ExtendRate
 from shared.wire.messages import Hello, Limits, Load, WorkerRole
 

@@ -8,7 +8,7 @@ import pytest
 from router.core.effects import RequestCompleted, RequestFailed
 from router.core.fleet.prefix_index import block_names
 from router.core.fleet.prompt_seconds import PromptSeconds
-from router.core.fleet.workers import Worker
+from router.core.fleet.worker import Worker
 from router.core.requests.sampling_group import split_choices
 from shared.batch.effects import Send
 from shared.wire.messages import (
