@@ -13,31 +13,23 @@ import hashlib
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
+from shared.model_cache.gguf import PrintLine, convert_in_a_child
+from shared.model_cache.hub import UNWANTED, WANTED, is_wanted
 from shared.primitives.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-# The same weights once more: in another layout (`original/` of gpt-oss and Llama), or as one file of Mistral's.
-UNWANTED = ["*/*", "consolidated*"]
 DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
-_STAGE = re.compile(r" *\d+% ")  # as the conversion begins a line that says how far it is
-
-PrintLine = Callable[[str], None]
 
 
 def cache_folder() -> Path:
@@ -97,30 +89,8 @@ def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
         return target
     _require_room(target, CONVERSION_BYTES)
     print_line(f"converting {model} into {target}, once")
-    _convert(str(source), target, print_line)
+    convert_in_a_child(str(source), target, print_line)
     return target
-
-
-def _convert(source: str, target: Path, print_line: PrintLine) -> None:
-    """Convert in a child process, whose stages are printed. Raises ModelError with the last thing that it says."""
-    last = ""
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "shared.engine.gguf.convert", source, str(target)],
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    ) as child:
-        assert child.stderr is not None
-        for line in child.stderr:
-            last = line.strip() or last
-            if _STAGE.match(line):
-                print_line(f"converting: {last}")
-    if child.returncode == -signal.SIGXCPU:
-        raise ModelError(f"the conversion of {source} takes more time than a file of its size explains")
-    if child.returncode != 0:
-        raise ModelError(last or f"its conversion ended with status {child.returncode}")
 
 
 def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
@@ -148,7 +118,7 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
             raise ModelError(
                 f"the Hub cannot be reached for {model} ({reason}), and it is not in the local cache"
             ) from None
-    files = [file for file in info.siblings or [] if _wanted(file.rfilename)]
+    files = [file for file in info.siblings or [] if is_wanted(file.rfilename, WANTED)]
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")
     _refuse_unsupported(api, model, info.sha)
@@ -171,14 +141,6 @@ def _refuse_unsupported(api: Any, model: str, revision: str | None) -> None:
     except Exception as error:
         raise ModelError(f"{model} has no readable config.json: {type(error).__name__}") from None
     read_config(config.parent)
-
-
-def _wanted(name: str) -> bool:
-    """As the Hub's library reads these patterns, in which a star takes slashes as well."""
-    wanted, unwanted = (
-        any(fnmatch(name, pattern) for pattern in patterns) for patterns in (WANTED, UNWANTED)
-    )
-    return wanted and not unwanted
 
 
 def _require_room(target: Path, needed_bytes: int) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from router.discovery.slice_api import COMPONENT, PORTS
 from shared.local.config import ROLE_CONFIGS
-from shared.local.model_store import UNWANTED
+from shared.model_cache.hub import UNWANTED
 from shared.process.settings import load, unknown_variables
 from shared.wire.messages import Role
 from tests.charts.rendering import (

@@ -16,6 +16,7 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from shared.local import model_store
 from shared.local.cli import run
 from shared.local.model_store import models, name_of, pull, resolve
+from shared.model_cache.hub import UNWANTED, WANTED, is_wanted
 from shared.primitives.errors import ConfigError, ModelError
 
 LLAMA = {
@@ -176,10 +177,8 @@ def test_the_config_that_is_checked_is_of_the_revision_that_is_fetched(hub: str)
     ],
 )
 def test_weights_are_not_downloaded_twice(name: str, wanted: bool) -> None:
-    taken = filter_repo_objects(
-        [name], allow_patterns=model_store.WANTED, ignore_patterns=model_store.UNWANTED
-    )
-    assert model_store._wanted(name) == wanted == bool(list(taken))
+    taken = filter_repo_objects([name], allow_patterns=WANTED, ignore_patterns=UNWANTED)
+    assert is_wanted(name, WANTED) == wanted == bool(list(taken))
 
 
 def test_a_hub_that_is_not_there_is_said_at_once() -> None:

@@ -1,0 +1,123 @@
+"""A command of the user's under the lock: three processes one after the other, as the containers of a pod."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shared.model_cache.folder import ModelFolder
+from shared.model_cache.lock import Lock
+from shared.model_cache.users_container import claim
+from tests.unit.model_cache.fetching import begin, end, files_of_a_model
+from tests.waiting import until
+
+
+class Pod:
+    """One pod: its scratch folder, and the cache that it shares."""
+
+    def __init__(self, tmp_path: Path, name: str) -> None:
+        self.name, self.folder = name, tmp_path / "cache" / "llama"
+        self.scratch = tmp_path / name
+        self.scratch.mkdir()
+        self.script = self.scratch / "fetch.sh"
+
+    def container(self, step: str) -> subprocess.Popen[str]:
+        return begin(self.folder, "--script", str(self.script), step=step, SEGUE_UID=self.name)
+
+    def command(self, *words: str) -> subprocess.Popen[str]:
+        """The user's container: nothing but sh and what the command needs."""
+        return subprocess.Popen(
+            ["sh", str(self.script), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    for name, content in files_of_a_model().items():
+        if "/" not in name:
+            assert isinstance(content, bytes)
+            (folder / name).write_bytes(content[: 1 << 20])
+    return folder
+
+
+def test_a_command_fills_the_folder_and_a_second_pod_runs_none(tmp_path: Path, bucket: Path) -> None:
+    for name, copies in ("one", True), ("two", False):
+        pod = Pod(tmp_path, name)
+        end(pod.container("claim"))
+        log = tmp_path / f"{name}.log"
+        end(pod.command("sh", "-c", f"echo copied >{log}; cp {bucket}/* ."))
+        said = end(pod.container("finish"))
+        assert log.exists() == copies
+        assert "is complete" in said or copies
+    assert (pod.folder / "model.safetensors").read_bytes() == (bucket / "model.safetensors").read_bytes()
+    assert not pod.folder.with_name("llama.partial").exists()
+
+
+def test_a_second_pod_waits_for_the_command_of_the_first(tmp_path: Path, bucket: Path) -> None:
+    one, two = Pod(tmp_path, "one"), Pod(tmp_path, "two")
+    end(one.container("claim"))
+    waiting = two.container("claim")
+    command = one.command("sh", "-c", f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done; cp {bucket}/* .")
+    assert waiting.stdout is not None
+    assert "waiting for another pod" in waiting.stdout.readline()
+    (tmp_path / "go").touch()
+    end(command)
+    end(one.container("finish"))
+    assert "is complete" in end(waiting)
+    end(two.command("false"))
+    end(two.container("finish"))
+
+
+def test_a_command_that_fails_says_where_to_look_and_may_be_run_again(tmp_path: Path, bucket: Path) -> None:
+    pod = Pod(tmp_path, "one")
+    end(pod.container("claim"))
+    said = end(pod.command("sh", "-c", "echo no such bucket; exit 3"), 3)
+    assert "no such bucket" in said
+    assert "the command of modelSource.fetch ended with status 3: see kubectl logs -c model" in said
+    end(pod.command("sh", "-c", f"cp {bucket}/* ."))
+    end(pod.container("finish"))
+    assert (pod.folder / "config.json").exists()
+
+
+def test_a_command_that_leaves_no_model_is_told_so(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "one")
+    end(pod.container("claim"))
+    end(pod.command("sh", "-c", "mkdir llama; touch llama/config.json"))
+    said = end(pod.container("finish"), 1)
+    assert "left no config.json in its working directory, but .plan" not in said
+    assert "left no config.json in its working directory, but llama: let it copy" in said
+
+
+def test_a_command_whose_lock_another_pod_has_taken_is_killed(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path / "llama")
+    lock = Lock(folder.path, "one", touch_seconds=0.1, handed_seconds=2)
+    lock.acquire()
+    message = tmp_path / "message"
+    claim(folder, lock, tmp_path / "fetch.sh", message)
+    command = subprocess.Popen(
+        ["sh", str(tmp_path / "fetch.sh"), "sleep", "600"], stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: (tmp_path / "llama.lock.1.started").exists(), 10, "the command")
+    (tmp_path / "llama.lock.2").touch()
+    assert command.wait(30) == 1
+    assert message.read_text().startswith("another pod has taken over this fetch")
+    again = subprocess.run(
+        ["sh", str(tmp_path / "fetch.sh"), "false"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (again.returncode, "delete this pod" in again.stderr) == (1, True)
+    command.communicate()
+
+
+def test_a_pod_that_is_deleted_ends_its_command(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "one")
+    end(pod.container("claim"))
+    command = pod.command("sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.1; done")
+    until(lambda: pod.folder.with_name("llama.lock.1.started").exists(), 10, "the command")
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(30) != 0
+    command.communicate()
