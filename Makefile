@@ -7,6 +7,8 @@
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
+#   make release REGISTRY=registry.example.com/ai  wheel, sdist, images, chart, bills, notes of this commit: dist/release
+#   make publish REGISTRY=registry.example.com/ai  the same, and images and chart into that registry; PLAIN_HTTP=1: one without TLS
 #   make audit DB=all.zip                         known vulnerabilities of what the locks name: OSV's records of PyPI, or the address of an OSV API
 #   make bench ARGS="--servers segue,llama"       Segue beside the peers that are installed, see docs/performance.md
 #   TORCH_INDEX=https://… make setup              another build of torch than the locked one (a pip index URL)
@@ -24,11 +26,11 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
 
-.PHONY: setup serve check quick-tests test aggregated clients images cluster-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check quick-tests test aggregated clients images release publish cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | check | test | aggregated | images | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | check | test | aggregated | images | release | publish | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -82,6 +84,16 @@ aggregated: setup
 images: setup
 	images/build
 
+# SOURCE: the repository's public address, for the chart. IMAGES: also worker-cuda, which takes hours to build.
+IMAGES ?= router,worker,model
+release: setup
+	@$(VENV)/bin/python -m release.make --registry "$(REGISTRY)" --source "$(SOURCE)" --images $(IMAGES)
+
+publish:
+	@test -n "$(REGISTRY)" || { echo "say where: make publish REGISTRY=registry.example.com/ai" >&2; exit 1; }
+	@$(MAKE) --no-print-directory release
+	@$(VENV)/bin/python -m release.publish $(REGISTRY) $(if $(PLAIN_HTTP),--plain-http)
+
 cluster-test: setup images
 	$(VENV)/bin/python -m pytest tests/cluster $(ARGS)
 
@@ -100,6 +112,7 @@ audit: setup
 docs: setup
 	$(VENV)/bin/python -m tests.tidy.reference
 	$(VENV)/bin/python -m tests.tidy.chart_schema
+	$(VENV)/bin/python -m tests.tidy.chart_readme
 	$(VENV)/bin/python -m tests.tidy.test_request_life
 	$(VENV)/bin/python -m tests.tidy.api_page
 	$(VENV)/bin/python -m tests.tidy.models_page
