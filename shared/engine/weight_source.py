@@ -1,4 +1,4 @@
-"""Where weights come from, for whoever reads them: a model's layers, and formats of 8 bits."""
+"""Where weights come from, for whoever reads them: a model's layers, and formats of fewer than 16 bits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ class WeightSource(Protocol):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The weight of this name, on the device that computes; `ModelError` unless it has this shape.
 
-        Numbers of 8 bits, and bytes (uint8), are never made of others: where they are asked for, the weight must be
-        stored so.
+        Numbers of 8 bits, bytes (uint8) and words (int32) are never made of others: where they are asked for, the
+        weight must be stored so.
         """

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from shared.engine.checkpoint.dtypes import Dtypes, dtypes_on_cuda
+from shared.engine.checkpoint.dtypes import Dtypes, dtypes_on_cuda, preferred_dtype
 from shared.engine.checkpoint.model_config import ModelConfig, architectures
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
@@ -104,7 +104,9 @@ def _stored(config: dict[str, Any]) -> torch.dtype:
 
 def _on_cuda(shape: ModelConfig, stored: torch.dtype) -> list[str]:
     """A cell for each card."""
-    dtypes = dtypes_on_cuda("auto", "auto", stored=stored, capability=CAPABILITY)
+    dtypes = dtypes_on_cuda(
+        "auto", "auto", stored=preferred_dtype(stored, shape.quantization), capability=CAPABILITY
+    )
     try:
         check_model(shape, dtypes, capability=CAPABILITY)
     except ConfigError as error:

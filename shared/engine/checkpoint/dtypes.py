@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from shared.engine.quantized.formats import Quantization
+from shared.engine.quantized.int4_formats import Int4Format
 from shared.primitives.errors import ConfigError
 
 EIGHT_BITS = torch.float8_e4m3fn  # of KV
@@ -65,6 +67,15 @@ def dtypes_on_cuda(
     weights = _choose("dtype", dtype, able, where)
     reason = f": attention reads {dtype_name(weights)}, the type of the weights, or 8 bits"
     return Dtypes(weights, _choose("kv_cache_dtype", kv_cache_dtype, [weights, EIGHT_BITS], where, reason))
+
+
+def preferred_dtype(stored: torch.dtype, quantization: Quantization | None) -> torch.dtype:
+    """The type that `stored` stands for in `dtypes_on_cuda`.
+
+    Files of 4-bit weights mostly have float16 beside them, which the kernel for those does not multiply in.
+    """
+    narrow = quantization is not None and isinstance(quantization.format, Int4Format)
+    return torch.bfloat16 if narrow and stored == torch.float16 else stored
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ from shared.engine.checkpoint.experts_config import ExpertLayers, Storage, quant
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.engine.checkpoint.text_half import TEXT_HALVES, text_half
-from shared.engine.quantized.formats import IN_LAYERS, Quantization, read_quantization
+from shared.engine.quantized.formats import IN_LAYERS, Quantization, check_sizes, read_quantization
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
@@ -213,7 +213,10 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     if quantization_of(config) in family.quantizations:
         return model
     names = [*([name for name, _, _ in group] for group in model.linears()), *model.expert_linears()]
-    return replace(model, quantization=read_quantization(config, names))
+    quantization = read_quantization(config, names)
+    if quantization is not None:
+        check_sizes(quantization, model.linears())
+    return replace(model, quantization=quantization)
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cuda
+from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cuda, preferred_dtype
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, kv_format
 from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_ids
 from shared.engine.config import EngineConfig
@@ -43,7 +43,10 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
     folder, config, shape = job.folder, job.config, job.shape
     assert isinstance(shape, ModelConfig)
     dtypes = dtypes_on_cuda(
-        config.dtype, config.kv_cache_dtype, stored=stored_dtype(folder), capability=platform.capability
+        config.dtype,
+        config.kv_cache_dtype,
+        stored=preferred_dtype(stored_dtype(folder), shape.quantization),
+        capability=platform.capability,
     )
     platform.check(shape, dtypes)
     eos_token_ids = read_eos_token_ids(folder)
@@ -141,4 +144,4 @@ def _weight_kinds(platform: Platform, source: DecoderSource) -> str:
     if quantization is None:
         return name
     experts = f", experts in {name}" if source.shape.has_experts else ""  # whatever the file has them in
-    return f"{name} and {platform.fp8.way(quantization.format)}{experts}"
+    return f"{name} and {platform.narrow.way(quantization.format)}{experts}"

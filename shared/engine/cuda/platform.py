@@ -31,7 +31,7 @@ from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepK
 from shared.engine.model.experts import GroupedExperts, check_grouped
 from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.quantized.fp8 import ON_HOST, Fp8Products
+from shared.engine.quantized.linears import NONE, ON_HOST, NarrowProducts
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
 
@@ -49,7 +49,7 @@ class Platform:
     kernels: StepKernels
     attention: Callable[[ModelConfig, KVCache, int, torch.dtype], StreamAttention]  # slots, type of queries
     check: Callable[[ModelConfig, Dtypes], None]  # raises `ConfigError` for what kernels do not support
-    fp8: Fp8Products  # what it multiplies in 8 bits
+    narrow: NarrowProducts  # what it multiplies in fewer than 16 bits
     capability: tuple[int, int] | None  # of the GPU
     memory: DeviceMemory | None  # of the GPU
     graph_tokens: int  # of an EXTEND step that a graph takes, at most
@@ -72,7 +72,7 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         ReferenceKernels(),
         lambda config, cache, slots, _dtype: ReferenceAttention(config, cache, forward, slots),
         check=lambda _config, _dtypes: None,
-        fp8=ON_HOST,
+        narrow=ON_HOST,
         capability=None,
         memory=None,
         graph_tokens=_HOST_GRAPH_TOKENS,
@@ -92,12 +92,12 @@ def check_model(
                 "deterministic: true is not for models with experts: the tokens of a batch share their products"
             )
         check_grouped(config, dtypes.weights, capability)
-    Fp8Products.on_gpu(capability, deterministic=deterministic).check(config.quantization, dtypes.weights)
+    NarrowProducts.on_gpu(capability, deterministic=deterministic).check(config.quantization, dtypes.weights)
 
 
-def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, fp8: Fp8Products) -> int:
+def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, narrow: NarrowProducts) -> int:
     """Bytes beside weights and pages, for a model and so many slots."""
-    dequantized = fp8.dequantized_bytes(config.quantization, config.linears())
+    dequantized = narrow.dequantized_bytes(config.quantization, config.linears())
     return workspace_bytes(config, slots, processors) + 2 * dequantized  # graphs keep memory of their own
 
 
@@ -112,7 +112,7 @@ def cuda_platform(deterministic: bool) -> Platform:
     check_compiled_for(capability, aot_folder())
     forward, copies = CudaStream(device), CudaStream(device)
     heads = CudaHeadWriter.compiled(device)
-    fp8 = Fp8Products.on_gpu(capability, deterministic=deterministic)
+    narrow = NarrowProducts.on_gpu(capability, deterministic=deterministic)
 
     def attention(config: ModelConfig, cache: KVCache, slots: int, dtype: torch.dtype) -> FlashInferAttention:
         return FlashInferAttention(
@@ -132,13 +132,15 @@ def cuda_platform(deterministic: bool) -> Platform:
         forward,
         copies,
         # A row's bits may depend on the number of rows, as with any library.
-        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device), fp8),
+        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device), narrow),
         CudaKernels.compiled(device),
         attention,
         check=partial(check_model, capability=capability, deterministic=deterministic),
-        fp8=fp8,
+        narrow=narrow,
         capability=capability,
-        memory=DeviceMemory(total, free, partial(gpu_workspace, processors=Processors.of(device), fp8=fp8)),
+        memory=DeviceMemory(
+            total, free, partial(gpu_workspace, processors=Processors.of(device), narrow=narrow)
+        ),
         graph_tokens=GRAPH_TOKENS,
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",
@@ -201,17 +203,14 @@ def make_products_deterministic() -> None:
 
 
 # ---- FlashInfer's kernels, and cuBLAS where torch has the better one -------------------------------------------------
-_NO_FP8 = Fp8Products()
-
-
 class FlashInferOps:
     """See `Ops`."""
 
-    def __init__(self, flashinfer: Any, gemv: Gemv | None = None, fp8: Fp8Products = _NO_FP8) -> None:
+    def __init__(self, flashinfer: Any, gemv: Gemv | None = None, narrow: NarrowProducts = NONE) -> None:
         """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows."""
         self._flashinfer = flashinfer
         self._gemv = gemv
-        self.fp8_linear = fp8.linear  # see `Ops`
+        self.narrow_linear = narrow.linear  # see `Ops`
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -142,6 +142,6 @@ class LayerLoader:
         biases = [self.weights.vector(f"{name}.bias", size, self.dtype) for name, size in pairs if bias]
         joined_bias = torch.cat(biases) if bias else None
         if form := self.weights.format_of(names):
-            return self.ops.fp8_linear(self.weights.fp8(names, sizes, inputs, form), joined_bias)
+            return self.ops.narrow_linear(self.weights.narrow(names, sizes, inputs, form), joined_bias)
         weight = torch.cat([self.weights.matrix(name, size, inputs, self.dtype) for name, size in pairs])
         return self.ops.linear(weight, joined_bias)

@@ -15,8 +15,7 @@ from torch import Tensor
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.formats import WeightFormat
-from shared.engine.quantized.fp8 import Fp8Weight, joined, take
-from shared.engine.quantized.linears import dequantized
+from shared.engine.quantized.linears import NarrowWeight, dequantized, joined, take
 from shared.engine.weight_source import WeightSource
 
 
@@ -47,8 +46,10 @@ class DecoderWeights:
             return None
         return quantization.format_of(self._stored(names, [0] * len(names))[0][0])
 
-    def fp8(self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat) -> Fp8Weight:
-        """The weight of linears that are computed as one, in 8 bits; `ModelError` unless all of it is there."""
+    def narrow(
+        self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat
+    ) -> NarrowWeight:
+        """The weight of linears that are computed as one, as it is stored; `ModelError` unless all of it is there."""
         stored = self._stored(names, sizes)
         return joined([take(self.source, form, name, outputs, inputs) for name, outputs in stored])
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shared.engine.quantized.fp8 import Fp8Weight
+from shared.engine.quantized.linears import NarrowWeight
 
 Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
 
@@ -53,8 +53,8 @@ class Ops(Protocol):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight [outputs, inputs], bias [outputs], kept as they are best read."""
 
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
-        """As `linear`, of a weight in 8 bits."""
+    def narrow_linear(self, weight: NarrowWeight, bias: Tensor | None) -> Linear:
+        """Like `linear`, of a weight in fewer than 16 bits."""
 
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from shared.engine.attention.heads import rms_norm
 from shared.engine.model.experts import GroupedExperts, SeparateExperts
 from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear
-from shared.engine.quantized.fp8 import ON_HOST, Fp8Weight
+from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
 # oneDNN's prepacked inner product computes each output row with the same instructions whatever the number of rows, from
@@ -69,7 +69,7 @@ class TorchOps:
             return SeparateExperts(bank, gated, self.linear)
         return GroupedExperts(bank, gated)
 
-    def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+    def narrow_linear(self, weight: NarrowWeight, bias: Tensor | None) -> Linear:
         """See `Ops`."""
         return ON_HOST.linear(weight, bias)
 

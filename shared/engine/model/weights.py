@@ -25,7 +25,8 @@ from shared.primitives.errors import ModelError
 _SAMPLE_BYTES = 4096
 _SAMPLE_EVERY_BYTES = 65536
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_QUANTIZED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8"}  # and as safetensors files name them
+# and as safetensors files name them
+_QUANTIZED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8", torch.int32: "I32"}
 _LFS = b"version https://git-lfs"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shared.engine.quantized.fp8_formats import Fp8Format, of_compressed_tensors, of_fp8
-from shared.engine.quantized.patterns import NamesKept
+from shared.engine.quantized.int4_formats import Int4Format, kept_of_gptq, of_awq, of_gptq, of_pack_quantized
+from shared.engine.quantized.patterns import NameMatch, NamesKept
 from shared.engine.quantized.unsupported import refused
 from shared.primitives.errors import ModelError
 
 IN_LAYERS = "model.layers."
 _EXPERT = re.compile(r"\.experts\.\d+\.")
-WeightFormat = Fp8Format
+WeightFormat = Fp8Format | Int4Format
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,21 @@ def read_quantization(config: Mapping[str, Any], linears: Sequence[Sequence[str]
         raise refused(str(found)[:40])
     method = found.get("quant_method", "unnamed")
     if method == "compressed-tensors":
-        form, entries, prefixes = _compressed_tensors(found), found.get("ignore"), False
+        form, entries, match = _compressed_tensors(found), found.get("ignore"), NameMatch.WHOLE
     elif method == "fp8":
-        form, prefixes = of_fp8(found), True
+        form, match = of_fp8(found), NameMatch.PREFIXES
         entries = found.get("modules_to_not_convert") or found.get("ignored_layers")
+    elif method == "awq":
+        form, entries, match = of_awq(found), found.get("modules_to_not_convert"), NameMatch.PARTS
+    elif method == "gptq":
+        form, entries, match = of_gptq(found), kept_of_gptq(found), NameMatch.WHOLE
     else:
         raise refused(str(method))
     if not isinstance(entries, list | tuple | None) or not all(
         isinstance(each, str) for each in entries or ()
     ):
         raise ModelError("the list of modules that are not quantized should hold names")
-    kept = NamesKept(entries or (), prefixes=prefixes).among([name for group in linears for name in group])
+    kept = NamesKept(entries or (), match).among([name for group in linears for name in group])
     for group in linears:
         if 0 < sum(name in kept for name in group) < len(group):
             parts = ", ".join(f"{name} {'in 16 bits' if name in kept else form.name}" for name in group)
@@ -72,12 +77,19 @@ def read_quantization(config: Mapping[str, Any], linears: Sequence[Sequence[str]
     return Quantization(form, tuple(sorted(kept)))
 
 
+def check_sizes(quantization: Quantization, linears: Iterable[Sequence[tuple[str, int, int]]]) -> None:
+    """Raise `ModelError` for a linear whose size the format does not take; `linears` as `ModelConfig` gives them."""
+    for name, outputs, inputs in (each for group in linears for each in group):
+        if isinstance(form := quantization.format_of(name), Int4Format):
+            form.check(name, outputs, inputs)
+
+
 # ---- compressed-tensors: groups of modules, each with a scheme of its own --------------------------------------------
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> WeightFormat:
     form = found.get("format")
-    if form != "float-quantized":
+    if form not in _COMPRESSED:
         raise refused(f"compressed-tensors of format {form}")
     if found.get("kv_cache_scheme"):
         raise refused("kv_cache_scheme of compressed-tensors (scales of keys and values)")
@@ -97,4 +109,10 @@ def _compressed_tensors(found: Mapping[str, Any]) -> WeightFormat:
         raise refused(f"compressed-tensors of format {group['format']}")
     if group.get("output_activations"):
         raise refused("output_activations of compressed-tensors")
-    return of_compressed_tensors(group)
+    return _COMPRESSED[form](group)
+
+
+_COMPRESSED: dict[object, Callable[[Mapping[str, Any]], WeightFormat]] = {
+    "float-quantized": of_compressed_tensors,
+    "pack-quantized": of_pack_quantized,
+}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.engine.quantized.formats import Quantization, WeightFormat
+from shared.engine.quantized.formats import Quantization
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 from shared.engine.weight_source import WeightSource
 from shared.primitives.errors import ConfigError
@@ -131,6 +131,7 @@ class Fp8Products:
         """Raise `ConfigError` for a type that the kernels do not compute: those by rows give bfloat16 alone."""
         if (
             quantization
+            and isinstance(quantization.format, Fp8Format)
             and self.step == _STEP
             and self._able(quantization.format)
             and dtype != torch.bfloat16
@@ -153,7 +154,7 @@ class Fp8Products:
         largest = 0
         for group in linears:
             form, inputs = quantization.format_of(group[0][0]), group[0][2]
-            if form is None:
+            if not isinstance(form, Fp8Format):
                 continue
             rows, blocks = [outputs for _, outputs, _ in group], form.scales is Scales.BLOCK
             whole = not blocks or all(outputs % BLOCK == 0 for outputs in rows[:-1])
@@ -161,7 +162,7 @@ class Fp8Products:
                 largest = max(largest, sum(rows) * inputs)
         return largest * _DEQUANTIZED_BYTES
 
-    def _able(self, form: WeightFormat) -> bool:
+    def _able(self, form: Fp8Format) -> bool:
         return self.by_blocks if form.scales is Scales.BLOCK else self.by_rows
 
     def _takes(self, blocks: bool, outputs: int, inputs: int) -> bool:

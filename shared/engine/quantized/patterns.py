@@ -12,6 +12,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from shared.primitives.errors import ModelError
 
@@ -189,24 +190,30 @@ class _Reader:
         )
 
 
+class NameMatch(Enum):
+    """Which names an entry that is no pattern stands for."""
+
+    WHOLE = "whole"  # its own
+    # As transformers reads `modules_to_not_convert`: also the modules within it, and every name that ends with it; and
+    # it may be a pattern itself.
+    PREFIXES = "prefixes"
+    PARTS = "parts"  # as AutoAWQ reads that: every name that it is a part of
+
+
 class NamesKept:
     """The list of modules that a checkpoint leaves in 16 bits."""
 
-    def __init__(self, entries: Iterable[str], *, prefixes: bool) -> None:
-        """`re:` begins a pattern that a name must begin with.
-
-        `prefixes`, as transformers reads `modules_to_not_convert`: an entry also stands for the modules within it, and
-        for every name that ends with it; and it may be a pattern itself.
-        """
+    def __init__(self, entries: Iterable[str], match: NameMatch) -> None:
+        """`re:` begins a pattern that a name must begin with."""
         entries = list(entries)
         if len(entries) > NAMES_MAX:
             raise ModelError(
                 f"a list of modules has {len(entries):,} entries, at most {NAMES_MAX:,} are read"
             )
-        self._prefixes = prefixes
+        self._match = match
         self._patterns = [NamePattern(entry[3:]) for entry in entries if entry.startswith("re:")]
         plain = {entry for entry in entries if not entry.startswith("re:")}
-        within = {entry for entry in plain if prefixes and _SPECIAL.intersection(entry)}
+        within = {entry for entry in plain if match is NameMatch.PREFIXES and _SPECIAL.intersection(entry)}
         self._within = [NamePattern(entry) for entry in sorted(within)]
         self._names = plain - within
         if (count := len(self._patterns) + len(self._within)) > PATTERNS_MAX:
@@ -216,6 +223,8 @@ class NamesKept:
         """Names, of those given, that the list stands for; `ModelError` if that would take too long to find."""
         elements = sum(pattern.elements for pattern in (*self._patterns, *self._within))
         steps = elements * sum(map(len, names))
+        if self._match is NameMatch.PARTS:
+            steps += len(self._names) * len(names)
         if steps > STEPS_MAX:
             raise ModelError(
                 f"patterns of module names take {steps:,} steps for {len(names):,} modules, at most {STEPS_MAX:,} "
@@ -228,8 +237,10 @@ class NamesKept:
             return True
         if any(pattern.ends(name) for pattern in self._patterns):
             return True
-        if not self._prefixes:
+        if self._match is NameMatch.WHOLE:
             return False
+        if self._match is NameMatch.PARTS:
+            return any(part in name for part in self._names)
         borders = [place for place, character in enumerate(name) if character == "."]
         if any(name[:place] in self._names for place in borders):
             return True

@@ -6,7 +6,8 @@ from shared.primitives.errors import ModelError
 
 SUPPORTED = (
     "FP8 (e4m3, symmetric) with a scale for each channel, tensor or block of 128 x 128, from compressed-tensors "
-    "(float-quantized) or fp8; mxfp4 of gpt-oss; unquantized safetensors, and GGUF"
+    "(float-quantized) or fp8; 4-bit integers in groups, from awq, gptq or compressed-tensors "
+    "(pack-quantized); mxfp4 of gpt-oss; unquantized safetensors, and GGUF"
 )
 
 

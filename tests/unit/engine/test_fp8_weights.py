@@ -22,6 +22,7 @@ from shared.engine.model.ops import Linear
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.quantized.fp8 import Fp8Weight, joined
+from shared.engine.quantized.linears import NarrowWeight
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.test_no_sync import NoAttention
@@ -147,11 +148,12 @@ def test_memory_is_planned_for_what_is_kept(name: str, family: str, tmp_path: Pa
     shape, kept, numbers = read_model_config(tmp_path), 0, 0
 
     class CountingOps(TorchOps):
-        def fp8_linear(self, weight: Fp8Weight, bias: Tensor | None) -> Linear:
+        def narrow_linear(self, weight: NarrowWeight, bias: Tensor | None) -> Linear:
             nonlocal kept, numbers
+            assert isinstance(weight, Fp8Weight)
             kept += weight.values.nbytes + weight.scales.nbytes
             numbers += weight.values.numel()
-            return super().fp8_linear(weight, bias)
+            return super().narrow_linear(weight, bias)
 
     with Weights(tmp_path) as weights:
         load_decoder(shape.at_context(64), weights, CountingOps(), context_len=64, dtype=torch.bfloat16)

@@ -8,7 +8,7 @@ from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.memory import DeviceMemory
 from shared.engine.cuda.platform import gpu_workspace
-from shared.engine.quantized.fp8 import Fp8Products
+from shared.engine.quantized.linears import NarrowProducts
 
 CONFIG = EngineConfig(pages=None, page_size=16, slots=64, context_len=32_768, device="cuda")
 CAPABILITY = (9, 0)  # H100, GH200, H200
@@ -23,6 +23,6 @@ def card_memory(gib: float) -> DeviceMemory:
     workspace = partial(
         gpu_workspace,
         processors=Processors(count=132, major=CAPABILITY[0]),
-        fp8=Fp8Products.on_gpu(CAPABILITY, deterministic=False),
+        narrow=NarrowProducts.on_gpu(CAPABILITY, deterministic=False),
     )
     return DeviceMemory(int(gib * _GIB), int((gib - _IN_USE_GIB) * _GIB), workspace)

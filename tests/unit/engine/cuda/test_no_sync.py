@@ -68,7 +68,7 @@ class NoAttention:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform) -> Tensor:
         """See `PlannedAttention`."""
-        q, k = transform(q, k, torch.empty(len(q), dtype=torch.int32, device="meta"))
+        q, k = transform(q, k, torch.empty(len(q), dtype=torch.int32, device=q.device))
         assert layer == len(self.given)
         assert k.shape == v.shape
         assert q.dtype == k.dtype == v.dtype

@@ -16,14 +16,14 @@ from shared.engine.model.experts import check_grouped
 from shared.engine.model.loading import LayerLoader
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.quantized.fp8 import Fp8Products
+from shared.engine.quantized.linears import NarrowProducts
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.live_bytes import LiveBytes
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.cards import CARDS, CONFIG, card_memory
 from tests.unit.engine.fp8_models import FORMATS
 
-FP8 = Fp8Products.on_gpu((9, 0), deterministic=False)
+NARROW = NarrowProducts.on_gpu((9, 0), deterministic=False)
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
 ROOMS: dict[str, tuple[int | None, ...]] = {
     "Qwen3-30B-A3B": (123_440, 279_744, 719_152),
@@ -57,7 +57,7 @@ class GpuOps(TorchOps):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fp8_linear = FP8.linear  # type: ignore[method-assign]
+        self.narrow_linear = NARROW.linear  # type: ignore[method-assign]
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """See `Ops`."""
@@ -89,7 +89,9 @@ def test_a_feed_forward_block_keeps_no_more_than_was_set_apart(name: str, quanti
     planned = len(x) * feed_forward_row(shape) * 2
     of_all = 4 * x.nbytes  # which memory is set apart for beside a block's
     assert (
-        0.7 * planned < most <= planned + of_all + FP8.dequantized_bytes(shape.quantization, shape.linears())
+        0.7 * planned
+        < most
+        <= planned + of_all + NARROW.dequantized_bytes(shape.quantization, shape.linears())
     )
 
 

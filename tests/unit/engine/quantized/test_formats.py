@@ -8,7 +8,7 @@ import pytest
 
 from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.quantized.formats import Quantization
-from shared.engine.quantized.fp8_formats import Scales
+from shared.engine.quantized.fp8_formats import Fp8Format, Scales
 from shared.engine.quantized.unsupported import SUPPORTED
 from shared.primitives.errors import ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
@@ -51,6 +51,7 @@ def grouped(**fields: Any) -> dict[str, Any]:
 )
 def test_each_format_is_read(name: str, scales: Scales, static: bool) -> None:
     found = read(FORMATS[name].config)
+    assert isinstance(found.format, Fp8Format)
     assert (found.format.scales, found.format.static_inputs, found.kept) == (scales, static, ())
     assert found.format_of(f"{FIRST}.mlp.down_proj") == found.format
     assert found.format_of("lm_head") is found.format_of("model.embed_tokens") is None
@@ -68,8 +69,6 @@ def test_an_older_name_of_the_field_is_read() -> None:
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "awq", "bits": 4}, "awq"),
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt"),
@@ -78,7 +77,7 @@ def test_an_older_name_of_the_field_is_read() -> None:
         ({"bits": 4}, "unnamed"),
         ("fp8", "fp8"),
         ([1], "1"),
-        (CHANNEL | {"format": "pack-quantized"}, "compressed-tensors of format pack-quantized"),
+        (CHANNEL | {"format": "int-quantized"}, "compressed-tensors of format int-quantized"),
         (CHANNEL | {"format": "nvfp4-pack-quantized"}, "of format nvfp4-pack-quantized"),
         (CHANNEL | {"format": "mixed-precision"}, "of format mixed-precision"),
         (CHANNEL | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),

@@ -36,6 +36,7 @@ from shared.engine.quantized.fp8 import (
     take,
 )
 from shared.engine.quantized.fp8_formats import Fp8Format, Scales
+from shared.engine.quantized.linears import NONE, NarrowProducts
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
@@ -250,10 +251,10 @@ def test_a_graph_dequantizes_into_memory_of_its_own() -> None:
     plain, quantized = (
         parse_model_config(config | more) for more in ({}, {"quantization_config": FORMATS["block"].config})
     )
-    hopper, none = Processors(132, 9), Fp8Products()
-    beside = gpu_workspace(quantized, 64, hopper, none) - gpu_workspace(plain, 64, hopper, none)
+    hopper, able = Processors(132, 9), NarrowProducts.on_gpu((9, 0), deterministic=False)
+    beside = gpu_workspace(quantized, 64, hopper, NONE) - gpu_workspace(plain, 64, hopper, NONE)
     assert beside == 2 * 6 * 2 * 17408 * 5120
-    assert gpu_workspace(quantized, 64, hopper, GPU) == gpu_workspace(plain, 64, hopper, GPU)
+    assert gpu_workspace(quantized, 64, hopper, able) == gpu_workspace(plain, 64, hopper, able)
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------

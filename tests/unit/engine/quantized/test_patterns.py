@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from shared.engine.quantized.patterns import STEPS_MAX, NamePattern, NamesKept
+from shared.engine.quantized.patterns import STEPS_MAX, NameMatch, NamePattern, NamesKept
 from shared.primitives.errors import ModelError
 
 MODULES = (
@@ -73,9 +73,9 @@ def test_a_long_pattern_and_many_are_refused() -> None:
     with pytest.raises(ModelError, match="has 300 characters, at most 256"):
         NamePattern("a" * 300)
     with pytest.raises(ModelError, match="65 patterns of module names, at most 64"):
-        NamesKept(["re:a"] * 65, prefixes=False)
+        NamesKept(["re:a"] * 65, NameMatch.WHOLE)
     with pytest.raises(ModelError, match="65,537 entries, at most 65,536"):
-        NamesKept(["a"] * 65537, prefixes=False)
+        NamesKept(["a"] * 65537, NameMatch.WHOLE)
 
 
 def test_the_longest_search_takes_seconds_and_a_longer_one_is_refused() -> None:
@@ -85,19 +85,19 @@ def test_the_longest_search_takes_seconds_and_a_longer_one_is_refused() -> None:
     pattern = "re:" + ".*" * 100 + "#"
     count = STEPS_MAX // (101 * lengths)
     began = time.thread_time()
-    assert NamesKept([pattern] * count, prefixes=False).among(names) == frozenset()
+    assert NamesKept([pattern] * count, NameMatch.WHOLE).among(names) == frozenset()
     assert time.thread_time() - began < 20
     with pytest.raises(ModelError, match="at most 10,000,000 are made"):
-        NamesKept([pattern] * (count + 1), prefixes=False).among(names)
+        NamesKept([pattern] * (count + 1), NameMatch.WHOLE).among(names)
 
 
 def test_names_are_exact_but_for_transformers_lists() -> None:
     layer = "model.layers.1"
-    assert NamesKept([f"{layer}.mlp"], prefixes=False).among(NAMES) == frozenset()
-    within = NamesKept([f"{layer}.mlp"], prefixes=True).among(NAMES)
+    assert NamesKept([f"{layer}.mlp"], NameMatch.WHOLE).among(NAMES) == frozenset()
+    within = NamesKept([f"{layer}.mlp"], NameMatch.PREFIXES).among(NAMES)
     assert within == {f"{layer}.mlp.{part}" for part in ("gate_proj", "gate", "down_proj")}
-    assert NamesKept(["mlp.gate"], prefixes=True).among(NAMES) == {
+    assert NamesKept(["mlp.gate"], NameMatch.PREFIXES).among(NAMES) == {
         f"model.layers.{number}.mlp.gate" for number in (0, 1, 9, 10, 11)
     }
-    pattern = NamesKept(["model.layers.*.mlp.gate"], prefixes=True).among(NAMES)
+    pattern = NamesKept(["model.layers.*.mlp.gate"], NameMatch.PREFIXES).among(NAMES)
     assert pattern == {f"model.layers.{number}.mlp.gate" for number in (0, 1, 9, 10, 11)}, "not gate_proj"
