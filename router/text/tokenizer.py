@@ -76,7 +76,8 @@ class Tokenizer:
             token_id for token_id, token in added.items() if token.special
         ) | frozenset(tokenizer.all_special_ids)
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = int(config.get("vocab_size") or 0) or max(vocabulary.values()) + 1
+        self.tokens = max(vocabulary.values()) + 1  # added ones are among them
+        self.vocab_size = int(config.get("vocab_size") or 0) or self.tokens  # of the model
         self.longest_token_chars = max(map(len, vocabulary))
         self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
         self.eos_token_ids = read_eos_token_ids(folder, config) | token_ids(tokenizer.eos_token_id)
@@ -88,7 +89,7 @@ class Tokenizer:
         self._spelling = _SpellingSpecials(self._backend)
         found = self.answers.format
         self._answers = _GuardingMarks(self._spelling, found.mark_ids) if found.guard else self._spelling
-        self._numbers = list(range(max(self.vocab_size, *vocabulary.values()) + 1))
+        self._numbers = list(range(max(self.vocab_size + 1, self.tokens)))
 
     @property
     def info(self) -> dict[str, Any]:

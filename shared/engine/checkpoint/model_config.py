@@ -8,6 +8,7 @@ answer nonsense. Knows no torch and no weights.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -225,8 +226,14 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
+def supported_names() -> str:
+    """The supported architectures as a person reads them: without what nearly all of their names end with."""
+    short = {re.sub("For(CausalLM|ConditionalGeneration)$", "", name) for name in SUPPORTED_ARCHITECTURES}
+    return ", ".join(sorted(short))
+
+
 def _architecture(config: Mapping[str, Any]) -> str:
-    supported = "supported are " + ", ".join(SUPPORTED_ARCHITECTURES)
+    supported = f"supported are {supported_names()}"
     names = architectures(config)
     if len(names) != 1 or names[0] not in FAMILIES:
         met = ", ".join(names) or f"none named (model_type {config.get('model_type')!r})"

@@ -9,6 +9,7 @@ from shared.engine.checkpoint.model_config import (
     ModelConfig,
     architectures,
     read_model_config,
+    supported_names,
 )
 from shared.engine.checkpoint.transformers_config import FallbackConfig, read_fallback_config
 from shared.engine.config import ModelImpl
@@ -29,7 +30,6 @@ def read_config(folder: Path, impl: ModelImpl = "auto") -> ModelConfig | Fallbac
     try:
         return read_fallback_config(folder)
     except ModelError as error:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(
-            f"unsupported model: {error}; supported are {supported}, and what transformers can"
+            f"unsupported model: {error}; supported are {supported_names()}, and what transformers can"
         ) from None

@@ -23,7 +23,7 @@ from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.model.weights import Weights, model_fingerprint
+from shared.engine.model.weights import Weights, model_fingerprint, stored_dtype
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, LoadJob, features_with
 from shared.engine.quantized.linears import dequantized
@@ -58,7 +58,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
     torch.set_num_threads(config.threads)
     model = load_model(job, kernels.library, packed, cache, context)
     require_first_logits(model.forward, cache.page_size)
-    kinds, kv = _weight_kinds(shape, packed, dtypes.weights), dtype_name(dtypes.kv)
+    kinds, kv = _weight_kinds(job, packed, dtypes.weights), dtype_name(dtypes.kv)
     on = f"{kernels.description}, {config.threads} {'thread' if config.threads == 1 else 'threads'}"
     grammars = read_grammars(folder, shape.vocab_size, eos_token_ids)
     sampling = TokenSampling(
@@ -163,13 +163,19 @@ def _weights_bytes(shape: ModelConfig | FallbackConfig, packed: PackedFile | Non
     return (packed.nbytes if packed else 0) + max(0, loose) * dtype.itemsize
 
 
-def _weight_kinds(shape: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype) -> str:
-    if packed is None or isinstance(shape, FallbackConfig):
-        return _numbers(shape, dtype) + (
-            " of mxfp4" if isinstance(shape, ModelConfig) and shape.in_mxfp4 else ""
-        )
-    whole = packed.matrices == shape.matrices
-    return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
+def _weight_kinds(job: LoadJob, packed: PackedFile | None, dtype: torch.dtype) -> str:
+    """What is computed with, and what the file holds where that is something else: it may take half the memory."""
+    shape = job.shape
+    if isinstance(shape, FallbackConfig):
+        return dtype_name(dtype)
+    if packed is not None:
+        whole = packed.matrices == shape.matrices
+        return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
+    if shape.in_mxfp4:
+        return f"{dtype_name(dtype)} of mxfp4"
+    if shape.quantization is None and (stored := stored_dtype(job.folder)) != dtype:
+        return f"{dtype_name(dtype)} of {dtype_name(stored)}"
+    return _numbers(shape, dtype)
 
 
 def _numbers(shape: ModelConfig | FallbackConfig, dtype: torch.dtype) -> str:

@@ -38,7 +38,7 @@ MISTRAL, QWEN2 = (LLAMA | {"architectures": [f"{name}ForCausalLM"]} for name in 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["OlmoeForCausalLM"]}, "OlmoeForCausalLM; supported are LlamaForCausalLM"),
+        ({"architectures": ["OlmoeForCausalLM"]}, "OlmoeForCausalLM; supported are .*, Llama, "),
         ({"architectures": None, "model_type": "bert"}, "none named .model_type 'bert'."),
         ({"auto_map": {"AutoModel": "evil.Model"}}, "its own code"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}, "its own code"),
@@ -264,6 +264,15 @@ def test_weights_that_give_no_numbers_are_found_at_start(settings: dict[str, Any
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ModelError, match=r"numbers, the first ones are not \(NaN\)"):
         load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4, **settings))
+
+
+def test_an_engine_says_which_numbers_it_makes_of_those_of_the_file(tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    weights = {name: each.bfloat16() for name, each in load_file(tmp_path / "model.safetensors").items()}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    engine = load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4))
+    engine.device.close()
+    assert "weights float32 of bfloat16" in engine.description
 
 
 def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def prompts(model_folder: Path, tmp_path: Path) -> Iterator[Prompts]:
     assert max(whole.encode(KNOWN, True, 99)) < largest
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": largest}))
-    made = Prompts(Tokenizer(folder, template_seconds_max=5), RouterConfig())
+    shorter = Tokenizer(folder, template_seconds_max=5)
+    assert whole.tokens <= whole.vocab_size
+    assert shorter.tokens > shorter.vocab_size == largest, "of which the router warns at its start"
+    made = Prompts(shorter, RouterConfig())
     yield made
     made.close()
 
