@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows `start` to `stop` of a weight; its columns, if `dim` is 1."""
+
+    start: int
+    stop: int
+    dim: int = 0
+
+    def index_in(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+        """What a tensor of this shape is indexed with."""
+        assert 0 <= self.start < self.stop <= shape[self.dim], f"{self} of {shape}"
+        return (*(slice(None),) * self.dim, slice(self.start, self.stop))
+
+    def shape_in(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of this part of a weight of this shape."""
+        return (*shape[: self.dim], self.stop - self.start, *shape[self.dim + 1 :])
 
 
 class WeightSource(Protocol):
@@ -14,9 +33,9 @@ class WeightSource(Protocol):
     def __contains__(self, name: str) -> bool:
         """Whether there is a weight of this name."""
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
         """The weight of this name, on the device that computes; `ModelError` unless it has this shape.
 
         Numbers of 8 bits, bytes (uint8) and words (int32) are never made of others: where they are asked for, the
-        weight must be stored so.
+        weight must be stored so. `part`: rows or columns of this shape. Of a tensor in a file nothing else is read.
         """

@@ -1,7 +1,7 @@
 """Weights by the names and shapes that a decoder asks for, whatever its family calls them.
 
-Two things differ between families. Phi-3 stores q, k and v as one weight, and gate and up as one: a part is cut out of
-it here. And the names of norms say where a layer has them, not what they are: `post_attention_layernorm` is the norm
+Two things differ between families. Phi-3 stores q, k and v as one weight, and gate and up as one: a part is read
+of it here. And the names of norms say where a layer has them, not what they are: `post_attention_layernorm` is the norm
 before the MLP in Llama, and the one behind attention in Gemma 2.
 """
 
@@ -16,7 +16,7 @@ from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.linears import NarrowWeight, dequantized, joined, take
-from shared.engine.weight_source import WeightSource
+from shared.engine.weight_source import Part, WeightSource
 
 
 class DecoderWeights:
@@ -25,7 +25,6 @@ class DecoderWeights:
     def __init__(self, config: ModelConfig, source: WeightSource) -> None:
         self._config = config
         self.source = source
-        self._whole: tuple[str, Tensor] | None = None  # the packed weight that was read last
         self._parts = packed_parts(config) if config.packed else {}
 
     def matrix(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
@@ -34,10 +33,8 @@ class DecoderWeights:
         if part not in self._parts:
             return self.source.take(f"{name}.weight", (outputs, inputs), dtype)
         packed, first, rows = self._parts[part]
-        packed = f"{folder}.{packed}.weight"
-        if self._whole is None or self._whole[0] != packed:
-            self._whole = (packed, self.source.take(packed, (rows, inputs), dtype))
-        return self._whole[1][first : first + outputs]
+        own = Part(first, first + outputs)
+        return self.source.take(f"{folder}.{packed}.weight", (rows, inputs), dtype, own)
 
     def format_of(self, names: Sequence[str]) -> WeightFormat | None:
         """How linears that are computed as one are stored; None: not quantized."""

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.engine.checkpoint.text_half import stored_names
+from shared.engine.weight_source import Part
 from shared.model_files import INDEX_BYTES_MAX, read_json
 from shared.primitives.errors import ModelError
 
@@ -67,10 +68,10 @@ class Weights:
         """The type of a tensor in its file; `ModelError` unless it exists and is made of unquantized floats."""
         return self._find(name).floats()
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Read a tensor; `ModelError` unless it exists with this shape."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
+        """Read a tensor, or a part of one and not a byte more; `ModelError` unless it exists with this shape."""
         stored = self._find(name)
-        found = tuple(stored.part.get_shape())
+        found = tuple(stored.data.get_shape())
         one_number = shape == () and math.prod(found) == 1  # some write it as a list of one
         if found != shape and not one_number:
             raise ModelError(f"{stored} should have shape {list(shape)}, has {list(found)}")
@@ -78,6 +79,9 @@ class Weights:
             stored.require(_QUANTIZED[dtype])
         else:
             stored.floats()
+        if part is not None:
+            cut: Tensor = stored.data[part.index_in(shape)]
+            return cut.to(dtype)
         tensor: Tensor = self._opened[stored.path].get_tensor(stored.name)
         return tensor.to(dtype).reshape(shape)
 
@@ -107,21 +111,21 @@ class _Stored:
 
     path: Path
     name: str
-    part: Any  # of the safetensors library: its shape and type, before it is read
+    data: Any  # of the safetensors library: its shape and type, before it is read
 
     def __str__(self) -> str:
         return f"{self.path}: {self.name}"
 
     def floats(self) -> torch.dtype:
         """The type of its numbers; `ModelError` unless they are unquantized floats."""
-        kind = str(self.part.get_dtype())
+        kind = str(self.data.get_dtype())
         if kind not in _FLOATS:
             raise ModelError(f"{self} is {kind}; supported are unquantized floating-point weights")
         return _FLOATS[kind]
 
     def require(self, kind: str) -> None:
         """Raise `ModelError` unless its type is this one."""
-        if (found := str(self.part.get_dtype())) != kind:
+        if (found := str(self.data.get_dtype())) != kind:
             raise ModelError(
                 f"{self} is {found}; expected {kind}, as quantization_config of config.json says"
             )

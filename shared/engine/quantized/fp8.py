@@ -14,7 +14,7 @@ Nothing looks at a value, so all may be captured as a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from shared.engine.quantized.formats import Quantization
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
-from shared.engine.weight_source import WeightSource
+from shared.engine.weight_source import Part, WeightSource
 from shared.primitives.errors import ConfigError
 
 E4M3 = torch.float8_e4m3fn
@@ -59,25 +59,35 @@ class Fp8Weight:
         return wide
 
 
-def take(source: WeightSource, form: Fp8Format, name: str, outputs: int, inputs: int) -> Fp8Weight:
-    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type."""
-    values = source.take(f"{name}.weight", (outputs, inputs), E4M3)
-    scales = source.take(
-        _named(source, name, form.scale_names), form.scale_shape(outputs, inputs), torch.float32
-    )
+def take(
+    source: WeightSource, form: Fp8Format, name: str, outputs: int, inputs: int, part: Part | None = None
+) -> Fp8Weight:
+    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type.
+
+    Of a `part` the blocks that it lies in are read too; columns begin with a block.
+    """
+    values = source.take(f"{name}.weight", (outputs, inputs), E4M3, part)
+    stored = _named(source, name, form.scale_names)
+    shape, rows = form.scale_shape(outputs, inputs), part if part and part.dim == 0 else Part(0, outputs)
     if form.scales is Scales.BLOCK:
-        blocks = len(scales)
-        scales = scales.repeat_interleave(BLOCK, dim=0, output_size=blocks * BLOCK)[:outputs]
+        cut = None if part is None else _blocks_of(part)
+        scales = source.take(stored, shape, torch.float32, cut)
+        spread = scales.repeat_interleave(BLOCK, dim=0, output_size=len(scales) * BLOCK)
+        scales = spread[rows.start % BLOCK :][: len(values)]
+    elif form.scales is Scales.CHANNEL:
+        scales = source.take(stored, shape, torch.float32, rows)
+    else:
+        scales = source.take(stored, shape, torch.float32).reshape(-1, 1).expand(len(values), 1)
     input_scale = None
     if form.static_inputs:
         input_scale = source.take(_named(source, name, form.input_scale_names), (), torch.float32)
-    return Fp8Weight(
-        values,
-        scales.reshape(-1, 1).expand(outputs, 1) if form.scales is Scales.TENSOR else scales,
-        input_scale,
-        blocks=form.scales is Scales.BLOCK,
-        whole=True,
-    )
+    whole = rows.start % BLOCK == 0
+    return Fp8Weight(values, scales, input_scale, blocks=form.scales is Scales.BLOCK, whole=whole)
+
+
+def _blocks_of(part: Part) -> Part:
+    assert part.dim == 0 or part.start % BLOCK == 0, f"{part} does not begin with a block"
+    return replace(part, start=part.start // BLOCK, stop=-(-part.stop // BLOCK))
 
 
 def _named(source: WeightSource, linear: str, names: Sequence[str]) -> str:

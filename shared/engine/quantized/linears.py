@@ -14,7 +14,7 @@ from shared.engine.quantized.fp8 import Fp8Linear, Fp8Products, Fp8Weight
 from shared.engine.quantized.int4 import Dequantize, Int4Linear, Int4Products, Tiles
 from shared.engine.quantized.int4_formats import Int4Format
 from shared.engine.quantized.int4_packings import Int4Weight
-from shared.engine.weight_source import WeightSource
+from shared.engine.weight_source import Part, WeightSource
 
 NarrowWeight = Fp8Weight | Int4Weight
 
@@ -93,14 +93,17 @@ class _Dequantized:
     def __contains__(self, name: str) -> bool:
         return name in self._source
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """See `WeightSource`."""
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
+        """See `WeightSource`. A linear in 4 bits is read whole, as files pack it along either side, and then cut."""
         linear = name.removesuffix(".weight")
         form = self._quantization.format_of(linear) if len(shape) == 2 and linear != name else None
         if form is None:
-            return self._source.take(name, shape, dtype)
+            return self._source.take(name, shape, dtype, part)
         outputs, inputs = shape
-        return take(self._source, form, linear, outputs, inputs).dequantized().to(dtype)
+        if isinstance(form, Int4Format):
+            whole = int4_packings.take(self._source, form, linear, outputs, inputs).dequantized()
+            return (whole if part is None else whole[part.index_in(shape)]).to(dtype)
+        return fp8.take(self._source, form, linear, outputs, inputs, part).dequantized().to(dtype)
 
 
 def dequantized(source: WeightSource, quantization: Quantization | None) -> WeightSource:

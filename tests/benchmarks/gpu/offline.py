@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
+from shared.engine import weight_source
 from shared.engine.checkpoint.dtypes import dtypes_on_cuda
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
@@ -82,8 +83,12 @@ class RandomWeights:
     def __contains__(self, _name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: weight_source.Part | None = None
+    ) -> Tensor:
         """See `WeightSource`."""
+        if part is not None:
+            shape = part.shape_in(shape)
         where = self._generator.device
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=where)

@@ -25,6 +25,7 @@ from shared.engine.model.weights import Weights
 from shared.engine.quantized.int4 import FEW_ROWS, Tiles, scales_and_zeros
 from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.linears import NarrowProducts, NarrowWeight, joined
+from shared.engine.weight_source import Part
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.test_no_sync import NoAttention
@@ -167,9 +168,9 @@ class GpuOps(TorchOps):
 class FakeWeights(MetaWeights):
     """Shapes for torch's fake tensors: on its meta device the kernel has no shapes."""
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
         """See `WeightSource`."""
-        return super().take(name, shape, dtype).new_empty(shape, device="cpu")
+        return torch.empty_like(super().take(name, shape, dtype, part), device="cpu")
 
 
 @pytest.mark.parametrize("rows", [7, FEW_ROWS, FEW_ROWS + 1])

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shared.engine.weight_source import Part
+
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "attention_bias": False,
@@ -123,15 +125,20 @@ class MetaWeights:
 
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
+        self._starts: set[tuple[str, int]] = set()
 
     def __contains__(self, _name: str) -> bool:
         return True
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
         """See `WeightSource`."""
-        assert name not in self.taken
-        self.taken[name] = math.prod(shape)
-        return torch.empty(shape, dtype=dtype, device="meta")
+        start = part.start if part else 0
+        assert (name, start) not in self._starts
+        self._starts.add((name, start))
+        found = torch.empty(part.shape_in(shape) if part else shape, dtype=dtype, device="meta")
+        self.taken[name] = self.taken.get(name, 0) + found.numel()
+        assert self.taken[name] <= math.prod(shape)
+        return found
 
 
 PUBLISHED = {

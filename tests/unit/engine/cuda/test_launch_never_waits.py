@@ -25,6 +25,7 @@ from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.streams import Mark, Work
+from shared.engine.weight_source import Part
 from shared.wire.sampling_params import SamplingParams
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.driver import tokens_of
@@ -143,9 +144,9 @@ class _Moved:
     def __contains__(self, name: str) -> bool:
         return name in self._weights
 
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None) -> Tensor:
         """See `WeightSource`."""
-        return self._weights.take(name, shape, dtype).to(self._where)
+        return self._weights.take(name, shape, dtype, part).to(self._where)
 
 
 def serve_a_little(device: CudaDevice) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.engine.attention.flashinfer_workspace import Processors
-from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.checkpoint.model_config import parse_model_config, read_model_config
 from shared.engine.cuda.platform import gpu_workspace
 from shared.engine.model.ops import Linear
 from shared.engine.model.weights import Weights
@@ -36,7 +36,8 @@ from shared.engine.quantized.fp8 import (
     take,
 )
 from shared.engine.quantized.fp8_formats import Fp8Format, Scales
-from shared.engine.quantized.linears import NONE, NarrowProducts
+from shared.engine.quantized.linears import NONE, NarrowProducts, dequantized
+from shared.engine.weight_source import Part
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
@@ -316,3 +317,25 @@ def test_a_tensor_that_is_amiss_is_named(
     )
     with Weights(tmp_path) as opened, pytest.raises(ModelError, match=message):
         take(opened, form, DOWN, 72, 1100)
+
+
+PARTS = [
+    ("up_proj", (1100, 72), Part(3, 200)),
+    ("up_proj", (1100, 72), Part(128, 1100)),
+    ("down_proj", (72, 1100), Part(3, 60)),
+    ("down_proj", (72, 1100), Part(256, 300, dim=1)),
+    ("down_proj", (72, 1100), Part(128, 1100, dim=1)),
+]
+
+
+@pytest.mark.parametrize(("linear", "shape", "cut"), PARTS, ids=str)
+@pytest.mark.parametrize("name", ["channel", "block", "AutoFP8, static", "tensor, static"])
+def test_a_part_has_the_scales_of_its_own_rows_and_blocks(
+    name: str, linear: str, shape: tuple[int, int], cut: Part, tmp_path: Path
+) -> None:
+    tiny_fp8(name, "llama, biases, llama3 rope, inner size 1100", tmp_path)
+    quantization, weight = read_model_config(tmp_path).quantization, f"model.layers.1.mlp.{linear}.weight"
+    with Weights(tmp_path) as opened:
+        source = dequantized(opened, quantization)
+        whole = source.take(weight, shape, torch.float32)
+        assert torch.equal(source.take(weight, shape, torch.float32, cut), whole[cut.index_in(shape)])

@@ -24,6 +24,7 @@ from shared.engine.quantized.int4 import ByTiles, Int4Products, Tiles, multiplie
 from shared.engine.quantized.int4_formats import Int4Format, Packing
 from shared.engine.quantized.int4_packings import Int4Weight, joined, packed, take, unpacked
 from shared.engine.quantized.linears import NarrowProducts
+from shared.engine.weight_source import Part
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.int4_models import INT4_FORMATS, Numbers, numbers_of, tiny_int4
@@ -252,7 +253,10 @@ def test_each_writers_words_are_read(name: str) -> None:
         def __contains__(self, name: str) -> bool:
             return name.removeprefix("a.") in stored
 
-        def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        def take(
+            self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part | None = None
+        ) -> Tensor:
+            assert part is None
             tensor = stored[name.removeprefix("a.")].to(dtype)
             assert tensor.shape == shape
             return tensor
