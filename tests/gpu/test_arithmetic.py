@@ -20,6 +20,7 @@ from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
 from shared.engine.cuda.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
+from shared.engine.cuda.int4_tiles import CudaTiles
 from shared.engine.cuda.platform import CudaStream, FlashInferOps, Platform
 from shared.engine.cuda.step_kernels import (
     REPORT_WORDS,
@@ -33,6 +34,8 @@ from shared.engine.model.ops import ExpertBank, Gated
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
 from shared.engine.quantized.fp8_formats import Fp8Format
+from shared.engine.quantized.int4 import FEW_ROWS, Int4Products, Tiles
+from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.mxfp4 import dequantized
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.cuda.test_step_kernels import (
@@ -47,6 +50,7 @@ from tests.unit.engine.experts.expert_models import GPU_EXPERT_FAMILIES
 from tests.unit.engine.late_requests import assert_alike
 from tests.unit.engine.precision import Plan, errors, logits_of, moved, token_errors
 from tests.unit.engine.quantized.test_fp8 import FORMS, off, parts, tokens
+from tests.unit.engine.quantized.test_int4 import any_numbers, tiles_by_hand, weight_of
 from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, save_model, tiny_model
 
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)  # more than any window
@@ -204,6 +208,49 @@ def test_fp8_products_are_as_near_as_the_rounding_of_their_inputs_allows(
 
     replay = stream.capture(work)
     with stream.on_host():
+        replay()
+        assert torch.equal(y, linear(x))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "group"),
+    [(24, 544, 32), (136, 1344, 32), (136, 1344, 64), (640, 1280, 64), (640, 1280, 128), (640, 1280, 256)],
+)
+def test_int4_products_are_those_of_the_rounded_weights(
+    gpu: torch.device, outputs: int, inputs: int, group: int
+) -> None:
+    """torch's kernel, ours that dequantizes its tiles, and what both are compared with on a CPU, are one weight."""
+    found = any_numbers(outputs, inputs, group)
+    weight, exact = weight_of(found), found.rounded.to(gpu)
+    products = Int4Products.on_gpu(
+        torch.cuda.get_device_capability(gpu), deterministic=False, dequantize=CudaTiles.compiled(gpu)
+    )
+    on_gpu = Int4Weight(*(each.to(gpu) for each in (weight.values, weight.scales, weight.zeros)))
+    stream, bias = CudaStream(gpu), torch.randn(outputs, device=gpu).bfloat16()
+    linear, biased = products.linear(on_gpu, None), products.linear(on_gpu, bias)
+    with stream.on_host():
+        tiles = Tiles.of(on_gpu)
+        assert torch.equal(tiles.words.cpu(), tiles_by_hand(found.numbers, 2 * tiles.words.shape[3]))
+        assert torch.equal(CudaTiles.compiled(gpu)(tiles).float(), exact)
+        assert torch.equal(tiles.dequantized().float(), exact)
+        # a row of one number has that number's weights as its products, each rounded already
+        units = torch.eye(inputs, dtype=torch.bfloat16, device=gpu)[:: max(1, inputs // FEW_ROWS)][:FEW_ROWS]
+        assert torch.equal(linear(units).float(), units.float() @ exact.t())
+        for rows in (1, 16, 17, FEW_ROWS, FEW_ROWS + 1, 300):
+            x = torch.randn(rows, inputs, device=gpu).bfloat16()
+            y, wanted = linear(x), x.double() @ exact.double().t()
+            sums = x.double().abs() @ exact.double().abs().t()
+            assert ((y.double() - wanted).abs() <= 2**-8 * wanted.abs() + inputs * 2**-23 * sums).all()
+            torch.testing.assert_close(biased(x), y + bias, rtol=2**-7, atol=2**-7)
+            if rows <= FEW_ROWS:
+                assert torch.equal(linear(x[:1]), y[:1]), "a row does not depend on those beside it"
+
+    def work() -> None:
+        y.copy_(linear(x))
+
+    replay = stream.capture(work)
+    with stream.on_host():
+        y.zero_()
         replay()
         assert torch.equal(y, linear(x))
 

@@ -26,6 +26,7 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.int4_tiles import CudaTiles
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.model.experts import GroupedExperts, check_grouped
@@ -112,7 +113,9 @@ def cuda_platform(deterministic: bool) -> Platform:
     check_compiled_for(capability, aot_folder())
     forward, copies = CudaStream(device), CudaStream(device)
     heads = CudaHeadWriter.compiled(device)
-    narrow = NarrowProducts.on_gpu(capability, deterministic=deterministic)
+    narrow = NarrowProducts.on_gpu(
+        capability, deterministic=deterministic, dequantize=CudaTiles.compiled(device)
+    )
 
     def attention(config: ModelConfig, cache: KVCache, slots: int, dtype: torch.dtype) -> FlashInferAttention:
         return FlashInferAttention(

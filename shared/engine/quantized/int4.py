@@ -4,7 +4,7 @@
     weight            (number - 8) * scale + zero, rounded once
 
     few rows, compute capability 8.0 and above   `aten._weight_int4pack_mm`, which reads weights in tiles of its own
-    more rows there                              dequantized from the tiles for each call, then a product in bfloat16
+    more rows there                              dequantized from the tiles for each call, by `cuda/int4_tiles.cu`
     elsewhere, and deterministic                 dequantized for each call
 
 The CPU engine dequantizes at load, into its own type and without rounding. Nothing looks at a value, so all may be
@@ -105,21 +105,25 @@ def multiplied(numbers: Tensor, scales_and_zeros: Tensor) -> Tensor:
 # ---- ways to compute -------------------------------------------------------------------------------------------------
 
 
+def few_rows(x: Tensor, tiles: Tiles) -> Tensor:
+    """x bfloat16 [rows, inputs] → [rows, outputs], by torch's kernel on a GPU."""
+    y: Tensor = torch.ops.aten._weight_int4pack_mm(
+        x.contiguous(), tiles.words, tiles.group, tiles.scales_and_zeros
+    )
+    return y
+
+
 class ByTiles:
     """Few rows by torch's kernel, more by weights that are dequantized for the call."""
 
     def __init__(self, tiles: Tiles, bias: Tensor | None, dequantize: Dequantize) -> None:
         self._tiles, self._bias, self._dequantize = tiles, bias, dequantize
-        self._group = tiles.group
 
     def __call__(self, x: Tensor) -> Tensor:
         """x bfloat16 [rows, inputs] → [rows, outputs]."""
         if len(x) > FEW_ROWS:
             return functional.linear(x, self._dequantize(self._tiles), self._bias)
-        tiles = self._tiles
-        y: Tensor = torch.ops.aten._weight_int4pack_mm(
-            x.contiguous(), tiles.words, self._group, tiles.scales_and_zeros
-        )
+        y = few_rows(x, self._tiles)
         return y if self._bias is None else y + self._bias
 
 
@@ -143,7 +147,7 @@ class Int4Products:
     """What a device multiplies in 4 bits."""
 
     by_tiles: bool = False
-    dequantize: Dequantize = Tiles.dequantized
+    dequantize: Dequantize = Tiles.dequantized  # by a kernel on a GPU
 
     @classmethod
     def on_gpu(
@@ -189,4 +193,4 @@ class Int4Products:
             ),
             default=0,
         )
-        return largest * 2 + min(largest, _AT_ONCE) * _WHILE_BYTES if largest else 0
+        return largest * 2 + (0 if self.by_tiles else min(largest, _AT_ONCE) * _WHILE_BYTES)

@@ -1,4 +1,4 @@
-"""Single kernels on a GPU: products of few rows beside the library's, filters, and torch's products of other formats.
+"""Single kernels on a GPU: products of few rows beside the library's, filters, and products of other formats.
 
     python -m tests.benchmarks.gpu.kernels                  a GPU; all parts
     python -m tests.benchmarks.gpu.kernels --parts products,filters
@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from shared.engine.cuda.gemv import Gemv
+from shared.engine.cuda.int4_tiles import CudaTiles
 from shared.engine.cuda.step_kernels import CudaKernels
 from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
+from shared.engine.quantized.int4 import FEW_ROWS, Tiles, few_rows
+from shared.engine.quantized.int4_packings import Int4Weight
 
 LAUNCHES_MAX = 40
 UNCACHED_BYTES = 400 * 2**20  # of the matrices of one measurement together
@@ -43,6 +46,7 @@ FILTERS = {
 }
 EXPERTS, CHOSEN, HIDDEN, INNER = 128, 8, 2048, 768  # of Qwen3-30B-A3B
 E4M3 = torch.float8_e4m3fn
+INT4_GROUP = 128
 
 
 def say(line: str) -> None:
@@ -182,7 +186,37 @@ def formats() -> None:
         )
 
 
-PARTS = {"products": products, "filters": filters, "formats": formats}
+def int4() -> None:
+    """Weights of 4 bits by torch's kernel and by dequantizing for the call, beside bfloat16: where the two cross."""
+    dequantize = CudaTiles.compiled(torch.device("cuda"))
+    for name, (inputs, outputs) in SHAPES.items():
+        wide = matrices(inputs, outputs, torch.bfloat16)
+        count = max(2, min(LAUNCHES_MAX, 2 * UNCACHED_BYTES // (inputs * outputs)))
+        scales = torch.full((outputs, inputs // INT4_GROUP), 0.01, device="cuda")
+        packed = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, device="cuda")
+        weight = Int4Weight(packed, scales, torch.full_like(scales, 8, dtype=torch.uint8))
+        tiles = [Tiles.of(weight) for _ in range(count)]
+        for rows in (1, 4, 16, 32, 64, 128, 256, 2048):
+            x = torch.randn(rows, inputs, device="cuda").bfloat16()
+
+            def in_16_bits(at: int, x: Tensor = x, w: list[Tensor] = wide) -> Tensor:
+                return torch.nn.functional.linear(x, w[at])
+
+            def by_tiles(at: int, x: Tensor = x, w: list[Tiles] = tiles) -> Tensor:
+                return few_rows(x, w[at])
+
+            def dequantized(at: int, x: Tensor = x, w: list[Tiles] = tiles) -> Tensor:
+                return torch.nn.functional.linear(x, dequantize(w[at]))
+
+            a = microseconds(in_16_bits, len(wide))
+            b, c = (microseconds(each, count) for each in (by_tiles, dequantized))
+            chosen = "the former" if rows <= FEW_ROWS else "the latter"
+            say(
+                f"{name}, {rows} rows: bfloat16 {a:.1f}, by tiles {b:.1f}, dequantized {c:.1f} us; {chosen} is taken"
+            )
+
+
+PARTS = {"products": products, "filters": filters, "formats": formats, "int4": int4}
 
 
 def main(asked: Iterable[str]) -> None:

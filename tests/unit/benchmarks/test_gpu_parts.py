@@ -63,7 +63,14 @@ def needs_of(part: parts.Part, folder: Path) -> Needs:
             return {dtype_of(model_named("0.6B"))}
         case ["attention", "by", "layout"]:
             return {dtype_of(model_named(model)) for model, _, _ in attention.CASES}
-        case ["compile", *_] | ["kernels"] | ["filters"] | ["fp8"] | ["VRAM", "between", "processes"]:
+        case (
+            ["compile", *_]
+            | ["kernels"]
+            | ["filters"]
+            | ["fp8"]
+            | ["int4"]
+            | ["VRAM", "between", "processes"]
+        ):
             return set()
     raise AssertionError(f"{part.name}: say what it needs")
 

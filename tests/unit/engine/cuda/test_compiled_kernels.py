@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda import gemv, head_kernels, step_kernels
+from shared.engine.cuda import gemv, head_kernels, int4_tiles, step_kernels
 from shared.engine.cuda.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compiler
@@ -17,7 +17,9 @@ from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compile
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize(
-    "source", [step_kernels.SOURCE, head_kernels.SOURCE, gemv.SOURCE], ids=lambda path: path.stem
+    "source",
+    [step_kernels.SOURCE, head_kernels.SOURCE, gemv.SOURCE, int4_tiles.SOURCE],
+    ids=lambda path: path.stem,
 )
 def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
     try:

@@ -23,7 +23,7 @@ from shared.engine.quantized.formats import Quantization
 from shared.engine.quantized.int4 import ByTiles, Int4Products, Tiles, multiplied, scales_and_zeros
 from shared.engine.quantized.int4_formats import Int4Format, Packing
 from shared.engine.quantized.int4_packings import Int4Weight, joined, packed, take, unpacked
-from shared.engine.quantized.linears import NarrowProducts
+from shared.engine.quantized.linears import NONE, NarrowProducts
 from shared.engine.weight_source import Part
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
@@ -155,15 +155,16 @@ def test_the_kernel_takes_bfloat16_and_no_other_type() -> None:
 
 
 def test_memory_is_set_apart_for_the_largest_that_is_dequantized() -> None:
-    """In bfloat16, and for some rows while they are made; twice, as graphs have memory of their own."""
+    """In bfloat16, and by torch for some rows while they are made; twice, as graphs have memory of their own."""
     config = PUBLISHED["Qwen3-14B"].config
     plain, quantized = (
         parse_model_config(config | more)
         for more in ({}, {"quantization_config": INT4_FORMATS["awq"].config})
     )
     hopper, able = Processors(132, 9), NarrowProducts.on_gpu((9, 0), deterministic=False)
-    beside = gpu_workspace(quantized, 64, hopper, able) - gpu_workspace(plain, 64, hopper, able)
-    assert beside == 2 * (2 * 2 * 17408 * 5120 + 7 * 2**24)
+    for narrow, meanwhile in ((able, 0), (NONE, 7 * 2**24)):
+        beside = gpu_workspace(quantized, 64, hopper, narrow) - gpu_workspace(plain, 64, hopper, narrow)
+        assert beside == 2 * (2 * 2 * 17408 * 5120 + meanwhile)
     assert able.dequantized_bytes(None, []) == 0
 
 
