@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from shared.engine.checkpoint.model_impl import read_config
-from shared.engine.gguf.convert import DEFAULT_MODEL, default_gguf, is_converted
+from shared.engine.gguf.convert import DEFAULT_MODEL, is_converted
+from shared.local.demo_model import DEFAULT_HUB_ID, demo_gguf
 from shared.model_cache.gguf import PrintLine, convert_in_a_child
 from shared.model_cache.hub import UNWANTED, WANTED, is_wanted
 from shared.primitives.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
-DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -84,7 +84,7 @@ def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
             raise ModelError(f"there is no file {path}")
         digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         target = target.with_name(f"{path.stem}-{digest}")
-    source = default_gguf() if model == DEFAULT_MODEL else path
+    source = demo_gguf(cache_folder(), print_line) if model == DEFAULT_MODEL else path
     if is_converted(source, target):
         return target
     _require_room(target, CONVERSION_BYTES)

