@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
 from shared.model_cache.folder import ModelFolder, read_plan
 from shared.model_cache.gguf import convert_in_a_child
@@ -132,7 +132,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.step == "claim":
         arguments.script.write_text(NOTHING_TO_DO, encoding="utf-8")
     if folder.is_complete():
-        print_line(f"{folder.path} is complete")
+        print_line(f"{folder.path} is complete ({process_time():.2f} s of CPU time)")
         return
     try:
         folder.path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def _run_locked(folder: ModelFolder, arguments: argparse.Namespace) -> None:
         )
     try:
         if folder.is_complete():
-            print_line(f"{folder.path} is complete")
+            print_line(f"{folder.path} is complete ({process_time():.2f} s of CPU time)")
         elif arguments.step == "claim":
             claim(folder, lock, arguments.script, TERMINATION_MESSAGE)
             return

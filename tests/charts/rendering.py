@@ -22,6 +22,10 @@ CHART = ROOT / "charts" / "segue"
 CHART_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"]
 CLUSTER = ROOT.parent / "shared" / "cluster" / "cluster"
 VALUE_SETS = ("cpu-demo", "gpu", "production")
+# Where people have their models, and where their clusters differ.
+USER_SETS = (
+    "argo-cd", "gguf", "hub-behind-proxy", "image-volume", "node-folder", "openshift", "rdma", "s3-by-fetch",
+)  # fmt: skip
 EVERY_VALUE = "every_value"
 RELEASE, NAMESPACE = "segue", "serving"
 HELM_SECONDS_MAX = 60.0

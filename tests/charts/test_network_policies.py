@@ -14,7 +14,7 @@ METRICS = (
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=monitoring"
 )
 
-HUB = ("model=Qwen/Qwen3-0.6B", "modelSource.hub.allowMovingRevision=true")
+HUB = ("model=Qwen/Qwen3-0.6B", "modelSource.hub.allowMovingRevision=true", "modelSource.sizeLimit=4Gi")
 
 # Source → destination, at port: whether it is allowed by default.
 INGRESS = [
@@ -208,6 +208,13 @@ def test_closed_egress_opens_the_port_of_a_mirror(endpoint: str, port: int) -> N
     sets = (*HUB, f"modelSource.hub.endpoint={endpoint}")
     assert allowed("decode", "outside", port, *sets)
     assert not allowed("decode", "outside", port + 1, *sets)
+
+
+def test_closed_egress_opens_the_port_of_a_proxy_and_of_a_bucket() -> None:
+    assert allowed("decode", "outside", 3128, *HUB, "networkPolicy.egress.modelPorts={3128}")
+    assert not allowed("decode", "outside", 443, *HUB, "networkPolicy.egress.modelPorts={3128}")
+    fetch = ("modelSource.kind=fetch", "modelSource.fetch.image=a", "modelSource.fetch.command={a}")
+    assert allowed("router", "outside", 443, *fetch, "modelSource.cache.claimName=models")
 
 
 def test_the_isolation_test_asks_at_every_port_of_workers_that_policies_close_to_strangers() -> None:

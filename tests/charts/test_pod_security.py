@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.charts.pod_security import violations
-from tests.charts.rendering import CHART, SHARED_GPU, VALUE_SETS, objects, pods, run_helm
+from tests.charts.rendering import CHART, SHARED_GPU, USER_SETS, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
 RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rdma.devices=mlx5_0:1")
@@ -45,7 +45,9 @@ def notes(*sets: str) -> str:
     return text.partition("\nNOTES:\n")[2]
 
 
-@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+@pytest.mark.parametrize(
+    "values", [None, *VALUE_SETS, *(set(USER_SETS) - {"node-folder", "rdma", "s3-by-fetch"})]
+)
 def test_every_pod_is_restricted(values: str | None) -> None:
     found = {component: violations(pod["spec"]) for component, pod in pods(objects(values)).items()}
     assert found == {component: [] for component in OURS}
@@ -67,6 +69,35 @@ def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
     found = level_and_findings(*SHARED_GPU)
     assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
     assert found["router"] == found["test"] == []
+
+
+def test_a_folder_of_the_node_leaves_the_level_in_every_pod_that_reads_it() -> None:
+    cached = ("modelSource.cache.hostPath=/srv", "modelSource.sizeLimit=")
+    for name in (
+        ("node-folder",),
+        ("s3-by-fetch",),
+        ("gpu", *cached),
+    ):
+        found = {component: violations(pod["spec"]) for component, pod in pods(objects(*name)).items()}
+        assert {found[role][0] for role in ("router", "prefill", "decode")} == {"volume hostPath"}
+    hub = ("model=a/b", f"modelSource.hub.revision={'0' * 40}", "modelSource.cache.hostPath=/srv")
+    assert "all pods need a namespace of level `privileged`, because of modelSource.cache.hostPath" in notes(
+        *hub
+    )
+
+
+def test_the_notes_say_where_the_model_goes_and_that_one_node_may_be_too_few() -> None:
+    hub = ("model=a/b", f"modelSource.hub.revision={'0' * 40}")
+    assert "a/b is fetched by each pod anew (modelSource.cache shares it)" in notes(
+        *hub, "modelSource.sizeLimit=9Gi"
+    )
+    many = notes(*hub, "modelSource.cache.create.size=9Gi")
+    assert "fetched once into claim segue-model-cache" in many
+    assert "admit the pods of one node" not in many
+    one = notes(
+        *hub, "modelSource.cache.create.size=9Gi", "modelSource.cache.create.accessModes={ReadWriteOnce}"
+    )
+    assert "(ReadWriteOnce) admit the pods of one node" in one
 
 
 def test_the_notes_say_which_level_is_left() -> None:
@@ -91,12 +122,11 @@ def test_user_namespaces_are_asked_for_where_a_value_says_so() -> None:
     assert not any("hostUsers" in pod["spec"] for pod in pods(objects(None)).values())
 
 
-@pytest.mark.parametrize("values", VALUE_SETS)
-def test_every_volume_that_a_pod_writes_has_a_limit_where_its_size_is_known(values: str) -> None:
-    for name, pod in pods(objects(values)).items():
+@pytest.mark.parametrize("values", [*VALUE_SETS, *USER_SETS])
+def test_every_volume_that_a_pod_writes_has_a_limit(values: str) -> None:
+    for pod in pods(objects(values)).values():
         for volume in pod["spec"].get("volumes", []):
-            unknown = volume["name"] == "model" and values == "gpu" and name != "router"
-            assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"] or unknown
+            assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"]
 
 
 def test_a_routers_memory_is_requested_whole() -> None:

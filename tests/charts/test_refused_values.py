@@ -37,6 +37,12 @@ MISTAKES = {
     "networkPolicy.enable=false": ["/networkPolicy", "enable", "not allowed"],
     "kv.transport=tcp": ["/kv/transport", "tls"],
     "modelSource.kind=s3": ["/modelSource/kind", "hub"],
+    "modelSource.gguf=a.safetensors": ["/modelSource/gguf", "pattern"],
+    "modelSource.hostPath=models": ["/modelSource/hostPath", "pattern"],
+    "modelSource.cache.create.accessModes={ReadOnlyMany}": [
+        "/modelSource/cache/create/accessModes",
+        "ReadWriteMany",
+    ],
     "router.config.allowedOrigins[0]=https://Chat.example.com/": [
         "/router/config/allowedOrigins/0",
         "pattern",
@@ -51,6 +57,30 @@ MISTAKES = {
 }
 IN_THE_CHART = {"kv_transport": "kv.transport"}  # settings of processes that are values of the chart itself
 NIXL = "kv.transport=nixl,kv.allowUnauthenticatedTcp=true"
+HUB = f"model=a/b,modelSource.hub.revision={'0' * 40}"
+FETCH = "modelSource.kind=fetch,modelSource.fetch.image=s5cmd,modelSource.fetch.command={s5cmd}"
+MODEL_CONTRADICTIONS = {
+    HUB: "modelSource.sizeLimit is empty: each pod writes a/b to its node's disk",
+    f"{HUB},modelSource.cache.claimName=a,modelSource.cache.hostPath=/b": (
+        "modelSource.cache.claimName and modelSource.cache.hostPath are given, but a model has one cache"
+    ),
+    f"{HUB},modelSource.cache.claimName=a,modelSource.cache.create.size=1Gi": "and modelSource.cache.create.size are",
+    f"{HUB},modelSource.cache.claimName=a,modelSource.sizeLimit=1Gi": "modelSource.sizeLimit bounds an emptyDir",
+    f"{HUB},modelSource.cache.create.storageClass=nfs": "modelSource.cache.create.size is empty",
+    "model=a/b,modelSource.hub.allowMovingRevision=true,modelSource.cache.claimName=a": "keeps what was fetched first",
+    "modelSource.cache.claimName=a": "modelSource.kind is image, of which nothing is fetched",
+    "modelSource.kind=hostPath": "modelSource.hostPath is empty",
+    "modelSource.hostPath=/srv": "comes from modelSource.kind image: set it to hostPath",
+    "modelSource.image.folder=model": "is a folder in an imageVolume, but modelSource.kind is image",
+    "modelSource.kind=fetch,modelSource.cache.hostPath=/a": "modelSource.fetch.image or modelSource.fetch.command is",
+    f"{FETCH},modelSource.sizeLimit=1Gi": "so each router would fetch all weights",
+    f"{FETCH},model=/models/a,modelSource.cache.hostPath=/a": "modelSource.kind fetch asks for a name",
+    "modelSource.fetch.image=s5cmd": "comes from modelSource.kind image: set it to fetch",
+    f"{HUB},modelSource.sizeLimit=1Gi,modelSource.gguf=a.gguf": "modelSource.gguf is given without modelSource.cache",
+    f"{HUB},modelSource.cache.claimName=a,modelSource.gguf=a.gguf": "modelSource.resources.limits.memory is empty",
+    "modelSource.gguf=a.gguf": "GGUF files are converted of the kinds hub and fetch",
+    f"{HUB},modelSource.cache.claimName=a,modelSource.extraEnv[0].name=SEGUE_UID": "extraEnv sets SEGUE_UID",
+}
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
     "modelSource.kind=pvc": "modelSource.pvc.claimName is empty",
@@ -76,6 +106,7 @@ CONTRADICTIONS = {
     "prefill.replicas=0,router.config.localPrefill=never": "nobody would compute prompts",
     "prefill.replicas=0,decode.config.localTokensMax=0": "nobody would compute prompts",
     "model=a/b": "modelSource.hub.revision is main, which can move",
+    **MODEL_CONTRADICTIONS,
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
     "rdma.enabled=true,rdma.acknowledgeOpenFabric=true": "name it with its port, as in mlx5_0:1",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.charts.goldens import golden_file, masked
+from tests.charts.goldens import golden_file, golden_text, masked
 from tests.charts.kubernetes_schemas import complaints, versions
 from tests.charts.rendering import (
     CHART,
     EVERY_VALUE,
     NAMESPACE,
+    USER_SETS,
     VALUE_SETS,
+    RefusedError,
     manifest,
     objects,
     of_kind,
@@ -30,17 +32,26 @@ EVERYTHING = (
     "networkPolicy.clientsFrom[0].ipBlock.cidr=0.0.0.0/0",
 )
 NAMESPACED = {
-    "ConfigMap", "Deployment", "NetworkPolicy", "Pod", "PodDisruptionBudget", "Role", "RoleBinding", "Secret",
-    "Service", "ServiceAccount",
+    "ConfigMap", "Deployment", "NetworkPolicy", "PersistentVolumeClaim", "Pod", "PodDisruptionBudget", "Role",
+    "RoleBinding", "Secret", "Service", "ServiceAccount",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("values", VALUE_SETS)
+@pytest.mark.parametrize("values", [*VALUE_SETS, *USER_SETS])
 def test_the_goldens_are_fresh(values: str) -> None:
-    assert golden_file(values).read_text(encoding="utf-8") == masked(manifest(values)), "run: make goldens"
+    assert golden_file(values).read_text(encoding="utf-8") == golden_text(values), "run: make goldens"
 
 
-@pytest.mark.parametrize("values", VALUE_SETS)
+def test_a_model_in_an_image_volume_is_valid_from_1_31_on() -> None:
+    decode = of_kind(objects("image-volume"), "Deployment")["segue-decode"]
+    takes = {version: not complaints(decode, version) for version in VERSIONS}
+    assert takes == {version: not version.startswith(("1.29.", "1.30.")) for version in VERSIONS}
+    values = str(CHART / "ci" / "image-volume.yaml")
+    with pytest.raises(RefusedError, match=r"asks for Kubernetes 1\.31 or newer, and this is v1\.30\.4: use"):
+        run_helm("template", "segue", str(CHART), "--kube-version", "1.30.4", "--values", values)
+
+
+@pytest.mark.parametrize("values", [*VALUE_SETS, *(each for each in USER_SETS if each != "image-volume")])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_is_valid(values: str, version: str) -> None:
     assert [line for thing in objects(values) for line in complaints(thing, version)] == []
@@ -63,7 +74,7 @@ def test_the_schemas_of_kubernetes_find_a_misspelt_field() -> None:
     assert "selecter" in complaints(misspelt, VERSIONS[-1])[0]
 
 
-@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+@pytest.mark.parametrize("values", [None, *VALUE_SETS, *USER_SETS])
 def test_helm_lint_has_nothing_to_say(values: str | None) -> None:
     chosen = ["--values", str(CHART / "ci" / f"{values}.yaml")] if values else []
     assert "1 chart(s) linted, 0 chart(s) failed" in run_helm("lint", "--strict", str(CHART), *chosen)
@@ -90,7 +101,7 @@ def test_nothing_is_random_but_the_seed() -> None:
     assert "MASKED" in first
 
 
-@pytest.mark.parametrize("values", [None, *VALUE_SETS])
+@pytest.mark.parametrize("values", [None, *VALUE_SETS, *USER_SETS])
 def test_nothing_is_cluster_scoped(values: str | None) -> None:
     rendered = objects(values)
     assert {each["kind"] for each in rendered} <= NAMESPACED

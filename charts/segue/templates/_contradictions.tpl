@@ -108,11 +108,84 @@
 {{- if and (eq $kind "hub") (not (regexMatch "^[0-9a-f]{40}$" $source.hub.revision)) (not $source.hub.allowMovingRevision) -}}
 {{- fail (printf "modelSource.hub.revision is %s, which can move, so that pods that start later serve other weights: give the hash of a commit (40 hexadecimal digits), or set modelSource.hub.allowMovingRevision to true" $source.hub.revision) -}}
 {{- end -}}
+{{- include "segue.refuseModelCache" . -}}
+{{- include "segue.refuseFetch" . -}}
 {{- if and (eq $kind "path") (not (hasPrefix "/" .Values.model)) -}}
 {{- fail (printf "model %s is no folder (/…), which modelSource.kind path asks for" .Values.model) -}}
 {{- end -}}
 {{- if and (eq $kind "image") (not $source.image.repository) (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*$" .Values.model)) -}}
 {{- fail (printf "modelSource.image.repository is empty, and model %s cannot be part of an image's name" .Values.model) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What several pods share of a model, and what a pod without that needs. */}}
+{{- define "segue.refuseModelCache" -}}
+{{- $kind := include "segue.modelKind" . -}}{{- $source := .Values.modelSource -}}{{- $cache := $source.cache -}}
+{{- $fetched := has $kind (list "hub" "fetch") -}}
+{{- $given := list -}}
+{{- range $name, $value := dict "claimName" $cache.claimName "create.size" $cache.create.size "hostPath" $cache.hostPath -}}
+{{- if $value -}}{{- $given = append $given (printf "modelSource.cache.%s" $name) -}}{{- end -}}
+{{- end -}}
+{{- if gt (len $given) 1 -}}
+{{- fail (printf "%s are given, but a model has one cache: leave one of them" (join " and " $given)) -}}
+{{- end -}}
+{{- if and $given (not $fetched) -}}
+{{- fail (printf "%s is given, but modelSource.kind is %s, of which nothing is fetched: a cache is for the kinds hub and fetch" (first $given) $kind) -}}
+{{- end -}}
+{{- if and $cache.create.storageClass (not $cache.create.size) -}}
+{{- fail "modelSource.cache.create.storageClass is given, but modelSource.cache.create.size is empty: give the size of the claim" -}}
+{{- end -}}
+{{- if and $given (eq $kind "hub") $source.hub.allowMovingRevision (not (regexMatch "^[0-9a-f]{40}$" $source.hub.revision)) -}}
+{{- fail (printf "modelSource.hub.revision is %s, which can move, but %s keeps what was fetched first: give the hash of a commit" $source.hub.revision (first $given)) -}}
+{{- end -}}
+{{- if and $given $source.sizeLimit -}}
+{{- fail (printf "modelSource.sizeLimit bounds an emptyDir, but the model goes into %s: leave it out" (first $given)) -}}
+{{- end -}}
+{{- if and $fetched (not $given) (not $source.sizeLimit) -}}
+{{- fail (printf "modelSource.sizeLimit is empty: each pod writes %s to its node's disk, so give what its files weigh and some more, or modelSource.cache, which all pods share" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "hostPath") (not $source.hostPath) -}}
+{{- fail "modelSource.kind is hostPath, but modelSource.hostPath is empty" -}}
+{{- end -}}
+{{- if and $source.hostPath (ne $kind "hostPath") -}}
+{{- fail (printf "modelSource.hostPath is given, but the model %s comes from modelSource.kind %s: set it to hostPath" .Values.model $kind) -}}
+{{- end -}}
+{{- if and (eq $kind "imageVolume") (semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- fail (printf "modelSource.kind imageVolume asks for Kubernetes 1.31 or newer, and this is %s: use image" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- if and $source.image.folder (ne $kind "imageVolume") -}}
+{{- fail (printf "modelSource.image.folder is a folder in an imageVolume, but modelSource.kind is %s" $kind) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A command of the user's, and what is converted. */}}
+{{- define "segue.refuseFetch" -}}
+{{- $kind := include "segue.modelKind" . -}}{{- $source := .Values.modelSource -}}{{- $fetch := $source.fetch -}}
+{{- if and (eq $kind "fetch") (or (not $fetch.image) (not $fetch.command)) -}}
+{{- fail "modelSource.kind is fetch, but modelSource.fetch.image or modelSource.fetch.command is empty" -}}
+{{- end -}}
+{{- if and (ne $kind "fetch") (or $fetch.image $fetch.command $fetch.routerCommand) -}}
+{{- fail (printf "modelSource.fetch is given, but the model %s comes from modelSource.kind %s: set it to fetch" .Values.model $kind) -}}
+{{- end -}}
+{{- if and (eq $kind "fetch") (hasPrefix "/" .Values.model) -}}
+{{- fail (printf "model %s is a folder, but modelSource.kind fetch asks for a name, by which clients call the model" .Values.model) -}}
+{{- end -}}
+{{- if and (eq $kind "fetch") (not (include "segue.modelCache" .)) (not $fetch.routerCommand) -}}
+{{- fail "modelSource.kind is fetch without modelSource.cache, so each router would fetch all weights: give a cache, or modelSource.fetch.routerCommand, which leaves them out" -}}
+{{- end -}}
+{{- if and $source.gguf (not (has $kind (list "hub" "fetch"))) -}}
+{{- fail (printf "modelSource.gguf is given, but modelSource.kind is %s: GGUF files are converted of the kinds hub and fetch" $kind) -}}
+{{- end -}}
+{{- if and $source.gguf (not (include "segue.modelCache" .)) -}}
+{{- fail "modelSource.gguf is given without modelSource.cache, so each pod would convert it anew: give a cache" -}}
+{{- end -}}
+{{- if and $source.gguf (not (dig "limits" "memory" "" $source.resources)) -}}
+{{- fail "modelSource.gguf is given, but modelSource.resources.limits.memory is empty: converting takes up to 24 bytes for each byte of the file, and 4Gi beside that" -}}
+{{- end -}}
+{{- range $source.extraEnv -}}
+{{- if hasPrefix "SEGUE_" .name -}}
+{{- fail (printf "modelSource.extraEnv sets %s: what fetches a model takes no settings by variables" .name) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

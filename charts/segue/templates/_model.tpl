@@ -1,4 +1,5 @@
-{{/* Where the model comes from, and how it gets into a pod. */}}
+{{/* Where the model comes from, and how it gets into a pod. Kinds hub and fetch fill a folder of a cache, or of an emptyDir, by
+shared/model_cache; image is copied; all others are mounted as they are. */}}
 
 {{- define "segue.modelKind" -}}
 {{- if ne .Values.modelSource.kind "auto" -}}{{ .Values.modelSource.kind }}
@@ -8,9 +9,41 @@
 {{- end -}}
 {{- end -}}
 
-{{/* The folder that the processes read. */}}
+{{/* root → what keeps the model for several pods: claim, hostPath or nothing. */}}
+{{- define "segue.modelCache" -}}
+{{- $cache := .Values.modelSource.cache -}}
+{{- if or $cache.claimName $cache.create.size -}}claim{{- else if $cache.hostPath -}}hostPath{{- end -}}
+{{- end -}}
+
+{{- define "segue.modelCacheClaim" -}}
+{{- .Values.modelSource.cache.claimName | default (printf "%s-model-cache" (include "segue.fullname" .)) -}}
+{{- end -}}
+
+{{/* (root, role) → whether its pods have a folder of their own, without weights. */}}
+{{- define "segue.tokenizerAlone" -}}
+{{- $root := index . 0 -}}{{- $kind := include "segue.modelKind" $root -}}{{- $source := $root.Values.modelSource -}}
+{{- if and (eq (index . 1) "router") (not $source.gguf) (or (eq $kind "hub") (and (eq $kind "fetch") $source.fetch.routerCommand)) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* root → the folder of the weights that kinds hub and fetch fill: another commit, file or command is another folder. */}}
+{{- define "segue.fetchedFolder" -}}
+{{- $source := .Values.modelSource -}}
+{{- $version := $source.hub.revision -}}
+{{- if eq (include "segue.modelKind" .) "fetch" -}}{{- $version = toJson $source.fetch.command | sha256sum | trunc 12 -}}{{- end -}}
+/models/{{ .Values.model }}@{{ $version }}{{ with $source.gguf }}+{{ . }}{{ end }}
+{{- end -}}
+
+{{/* (root, role) → the folder that its processes read. */}}
 {{- define "segue.modelFolder" -}}
-{{- if eq (include "segue.modelKind" .) "path" -}}{{ .Values.model }}{{- else -}}/models{{- end -}}
+{{- $root := index . 0 -}}{{- $kind := include "segue.modelKind" $root -}}
+{{- if eq $kind "path" -}}{{ $root.Values.model }}
+{{- else if has $kind (list "hub" "fetch") -}}
+{{- include "segue.fetchedFolder" $root }}{{ if include "segue.tokenizerAlone" . }}+tokenizer{{ end }}
+{{- else if and (eq $kind "imageVolume") $root.Values.modelSource.image.folder -}}/models/{{ $root.Values.modelSource.image.folder }}
+{{- else -}}/models
+{{- end -}}
 {{- end -}}
 
 {{- define "segue.servedModelName" -}}
@@ -27,24 +60,50 @@
 {{- include "segue.imageReference" (list . (dict "repository" $repository "tag" $tag "digest" $image.digest)) -}}
 {{- end -}}
 
+{{/* (root, role) → how much the emptyDir with the model may hold, where there is one and its size is known. */}}
+{{- define "segue.modelSizeLimit" -}}
+{{- $root := index . 0 -}}{{- $kind := include "segue.modelKind" $root -}}
+{{- if and (has $kind (list "image" "hub" "fetch")) (not (include "segue.modelCache" $root)) -}}
+{{- $known := ternary "1Gi" "" (and (eq $kind "image") (eq $root.Values.model "smollm2")) -}}
+{{- ternary "256Mi" (default $known $root.Values.modelSource.sizeLimit) (eq (index . 1) "router") -}}
+{{- end -}}
+{{- end -}}
+
 {{/* (root, role) → the volume with the model's files. */}}
 {{- define "segue.modelVolume" -}}
-{{- $root := index . 0 -}}{{- $role := index . 1 -}}
-{{- $kind := include "segue.modelKind" $root -}}
-{{- if eq $kind "pvc" -}}
+{{- $root := index . 0 -}}{{- $source := $root.Values.modelSource -}}
+{{- $kind := include "segue.modelKind" $root -}}{{- $cache := include "segue.modelCache" $root -}}
+{{- if ne $kind "path" -}}
 - name: model
+  {{- if eq $kind "pvc" }}
   persistentVolumeClaim:
-    claimName: {{ $root.Values.modelSource.pvc.claimName }}
+    claimName: {{ $source.pvc.claimName | quote }}
     readOnly: true
-{{- else if ne $kind "path" -}}
-{{- $known := ternary "1Gi" "" (and (eq $kind "image") (eq $root.Values.model "smollm2")) -}}
-{{- $limit := ternary "256Mi" (default $known $root.Values.modelSource.sizeLimit) (eq $role "router") -}}
-- name: model
+  {{- else if eq $kind "hostPath" }}
+  hostPath:
+    path: {{ $source.hostPath | quote }}
+    type: Directory
+  {{- else if eq $kind "imageVolume" }}
+  image:
+    reference: {{ include "segue.modelImage" $root | quote }}
+    pullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root)) }}
+  {{- else if eq $cache "claim" }}
+  persistentVolumeClaim:
+    claimName: {{ include "segue.modelCacheClaim" $root | quote }}
+  {{- else if eq $cache "hostPath" }}
+  hostPath:
+    path: {{ $source.cache.hostPath | quote }}
+    type: DirectoryOrCreate
+  {{- else }}
   emptyDir:
-    {{- if $limit }}
-    sizeLimit: {{ $limit }}
+    {{- with include "segue.modelSizeLimit" . }}
+    sizeLimit: {{ . }}
     {{- else }} {}
     {{- end }}
+  {{- end }}
+{{- end }}
+{{- with $source.extraVolumes }}
+{{ toYaml . }}
 {{- end -}}
 {{- end -}}
 
@@ -55,22 +114,33 @@
   mountPath: /models
   readOnly: true
   {{- if and (eq $kind "pvc") .Values.modelSource.pvc.subPath }}
-  subPath: {{ .Values.modelSource.pvc.subPath }}
+  subPath: {{ .Values.modelSource.pvc.subPath | quote }}
   {{- end }}
 {{- end -}}
 {{- end -}}
 
-{{/* (root, role, of) → the init container that fills /models; a router's has no weights. */}}
+{{/* (root, role, of) → the init containers that fill /models; a router's has no weights. */}}
 {{- define "segue.modelInit" -}}
-{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}
+{{- $root := index . 0 -}}
 {{- $kind := include "segue.modelKind" $root -}}
-{{- if has $kind (list "image" "hub") -}}
+{{- if eq $kind "image" }}{{ include "segue.modelCopy" . }}
+{{- else if eq $kind "hub" }}{{ include "segue.modelStep" (list . "model" "hub") }}
+{{- else if eq $kind "fetch" }}
+{{- include "segue.modelStep" (list . "model-claim" "claim") }}
+{{ include "segue.modelFetch" . }}
+{{ include "segue.modelStep" (list . "model-finish" "finish") }}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, role, of) → the data image, copied. */}}
+{{- define "segue.modelCopy" -}}
+{{- $root := index . 0 -}}
 - name: model
-  {{- if eq $kind "image" }}
   image: {{ include "segue.modelImage" $root }}
+  imagePullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root)) }}
   command: [sh, -euc]
   args:
-    {{- if eq $of "router" }}
+    {{- if eq (index . 2) "router" }}
     - |
       for file in /model/*; do
         case $file in *.safetensors | *.packed) ;; *) cp -R "$file" /models/ ;; esac
@@ -78,53 +148,111 @@
     {{- else }}
     - cp -R /model/. /models/
     {{- end }}
-  {{- else }}
-  image: {{ include "segue.image" (list $root $of) }}
-  command: [hf, download]
-  args:
-    - {{ $root.Values.model }}
-    - --revision={{ $root.Values.modelSource.hub.revision }}
-    - --local-dir=/models
-    {{- range list "*.json" "*.jinja" "tokenizer.model" "merges.txt" "vocab.txt" }}
-    - --include={{ . }}
-    {{- end }}
-    {{- if eq $of "worker" }}
-    - --include=*.safetensors
-    {{- end }}
-    {{- range list "*/*" "consolidated*" }}
-    - --exclude={{ . }}
-    {{- end }}
-  env:
-    - name: HF_HOME
-      value: /tmp/huggingface
-    - name: HF_XET_CHUNK_CACHE_SIZE_BYTES  # of a download into an empty folder nothing is asked for twice
-      value: "0"
-    {{- with $root.Values.modelSource.hub.endpoint }}
-    - name: HF_ENDPOINT
-      value: {{ . }}
-    {{- end }}
-    {{- with $root.Values.modelSource.hub.existingSecret }}
-    - name: HF_TOKEN
-      valueFrom:
-        secretKeyRef:
-          name: {{ . }}
-          key: {{ $root.Values.modelSource.hub.secretKey }}
-    {{- end }}
-  {{- end }}
-  imagePullPolicy: {{ include "segue.pullPolicy" (list $root (eq $kind "image" | ternary (include "segue.modelImage" $root) (include "segue.image" (list $root $of)))) }}
-  {{- /* The scheduler counts the larger of init and main containers, so these cost nothing. */}}
-  {{- with include "segue.plainResources" (list $root $role) }}
-  resources:
-    {{- . | trim | nindent 4 }}
-  {{- end }}
-  {{- with $root.Values.securityContext }}
-  securityContext:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  volumeMounts:
-    - name: model
-      mountPath: /models
-    - name: scratch
-      mountPath: /tmp
+  {{- include "segue.modelContainer" (list . list) | nindent 2 }}
 {{- end -}}
+
+{{/* ((root, role, of), name, step) → a container of shared/model_cache, in the image that the pod has anyway: GGUF asks for torch. */}}
+{{- define "segue.modelStep" -}}
+{{- $pod := index . 0 -}}{{- $name := index . 1 -}}{{- $step := index . 2 -}}
+{{- $root := index $pod 0 -}}{{- $role := index $pod 1 -}}{{- $source := $root.Values.modelSource -}}
+{{- $given := list $root $role -}}{{- $alone := include "segue.tokenizerAlone" $given -}}
+{{- $image := include "segue.image" (list $root (ternary "worker" (index $pod 2) (ne $source.gguf ""))) -}}
+- name: {{ $name }}
+  image: {{ $image }}
+  imagePullPolicy: {{ include "segue.pullPolicy" (list $root $image) }}
+  command: [python, -m, shared.model_cache.fetch_model]
+  args:
+    - {{ include "segue.modelFolder" $given | quote }}
+    - {{ $step }}
+    {{- if eq $step "hub" }}
+    - {{ printf "--model=%s" $root.Values.model | quote }}
+    - {{ printf "--revision=%s" $source.hub.revision | quote }}
+    {{- with $source.hub.endpoint }}
+    - {{ printf "--endpoint=%s" . | quote }}
+    {{- end }}
+    {{- with $source.hub.existingSecret }}
+    - {{ printf "--token-source=Secret %s" . | quote }}
+    {{- end }}
+    {{- with include "segue.modelSizeLimit" $given }}
+    - {{ printf "--size-limit=%s" . | quote }}
+    {{- end }}
+    {{- if $alone }}
+    - --tokenizer
+    {{- if include "segue.modelCache" $root }}
+    - {{ printf "--copy-from=%s" (include "segue.fetchedFolder" $root) | quote }}
+    {{- end }}
+    {{- end }}
+    {{- else }}
+    - --script=/tmp/fetch-model
+    {{- end }}
+    {{- if and $source.gguf (ne $step "claim") }}
+    - {{ printf "--gguf=%s" $source.gguf | quote }}
+    {{- end }}
+  {{- $variables := list (dict "name" "SEGUE_UID" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.uid"))) -}}
+  {{- $variables = append $variables (dict "name" "HF_HOME" "value" "/tmp/huggingface") -}}
+  {{- with $source.hub.existingSecret -}}
+  {{- $variables = append $variables (dict "name" "HF_TOKEN" "valueFrom" (dict "secretKeyRef" (dict "name" . "key" $source.hub.secretKey))) -}}
+  {{- end }}
+  {{- include "segue.modelContainer" (list $pod $variables) | nindent 2 }}
+{{- end -}}
+
+{{/* (root, role, of) → the user's container, whose command runs under the lock: shared/model_cache/users_container.py. */}}
+{{- define "segue.modelFetch" -}}
+{{- $root := index . 0 -}}{{- $fetch := $root.Values.modelSource.fetch -}}
+- name: model
+  image: {{ $fetch.image | quote }}
+  imagePullPolicy: {{ include "segue.pullPolicy" (list $root $fetch.image) }}
+  command: [sh, /tmp/fetch-model]
+  args:
+    {{- if include "segue.tokenizerAlone" (list $root (index . 1)) }}
+    {{- toYaml $fetch.routerCommand | nindent 4 }}
+    {{- else }}
+    {{- toYaml $fetch.command | nindent 4 }}
+    {{- end }}
+  {{- include "segue.modelContainer" (list . (list (dict "name" "HOME" "value" "/tmp"))) | nindent 2 }}
+{{- end -}}
+
+{{/* ((root, role, of), variables) → what all these containers have: what modelSource gives them, and what a quota asks for. */}}
+{{- define "segue.modelContainer" -}}
+{{- $pod := index . 0 -}}{{- $root := index $pod 0 -}}{{- $role := index $pod 1 -}}{{- $source := $root.Values.modelSource -}}
+terminationMessagePolicy: FallbackToLogsOnError
+{{- with concat (index . 1) $source.extraEnv }}
+env:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $source.extraEnvFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with include "segue.modelResources" (list $root $role) }}
+resources:
+  {{- . | nindent 2 }}
+{{- end }}
+{{- with mergeOverwrite (deepCopy (default dict $root.Values.securityContext)) (deepCopy $source.securityContext) }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - name: model
+    mountPath: /models
+  - name: scratch
+    mountPath: /tmp
+  {{- with $source.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{/* (root, role) → the role's resources without devices, which cost nothing: the scheduler counts the larger of init and main
+containers. The emptyDir is requested whole, or the node would evict the pod when its disk fills up. */}}
+{{- define "segue.modelResources" -}}
+{{- $root := index . 0 -}}
+{{- $resources := include "segue.plainResources" . | fromYaml -}}
+{{- with include "segue.modelSizeLimit" . -}}
+{{- $size := dict "ephemeral-storage" . -}}
+{{- $_ := set $resources "requests" (mergeOverwrite (default dict $resources.requests) $size) -}}
+{{- if hasKey (default dict $resources.limits) "ephemeral-storage" -}}
+{{- $_ := set $resources "limits" (mergeOverwrite $resources.limits $size) -}}
+{{- end -}}
+{{- end -}}
+{{- with mergeOverwrite $resources (deepCopy $root.Values.modelSource.resources) -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}

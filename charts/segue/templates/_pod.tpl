@@ -149,7 +149,7 @@ volumeMounts:
 - name: SEGUE_LINK_KEYS_FILE
   value: /etc/segue-links/keys.pem
 - name: SEGUE_MODEL
-  value: {{ include "segue.modelFolder" $root | quote }}
+  value: {{ include "segue.modelFolder" . | quote }}
 - name: SEGUE_SERVED_MODEL_NAME
   value: {{ include "segue.servedModelName" $root | quote }}
 - name: SEGUE_SILENCE_SECONDS
