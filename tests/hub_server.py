@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import ssl
 import threading
 from dataclasses import dataclass, field
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE_BYTES = 1 << 16
@@ -38,6 +40,7 @@ class HubServer:
 
     repositories: dict[str, Repository]
     host: str = "127.0.0.1"
+    tls: ssl.SSLContext | None = None
     cut_after_bytes: list[int] = field(default_factory=list)  # of the next answers with a file, one each
     bytes_per_second: float = float("inf")  # of one answer
     sent: dict[str, int] = field(default_factory=dict)  # bytes of files, by name
@@ -55,12 +58,14 @@ class HubServer:
 
         server = ThreadingHTTPServer((self.host, 0), Handler)
         server.daemon_threads = True
+        if self.tls is not None:
+            server.socket = self.tls.wrap_socket(server.socket, server_side=True)
         return server
 
     @property
     def url(self) -> str:
         """Its address."""
-        return f"http://{self.host}:{self.server.server_address[1]}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.server.server_address[1]}"
 
     @property
     def sent_bytes(self) -> int:
@@ -82,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """One of the three paths."""
-        hub, path = self.served, self.path.partition("?")[0]
+        hub, path = self.served, urlsplit(self.path).path  # a proxy is asked for a whole address
         hub.asked.append(path)
         if path.startswith("/store/"):
             self._send_file(*path.removeprefix("/store/").split("/", 2))

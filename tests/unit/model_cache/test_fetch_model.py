@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import COMMIT, HubServer, Repository
+from tests.integration.routers.service_account import write_service_account
 from tests.unit.engine.checkpoint.tiny_gguf import write_tiny_gguf
 from tests.unit.model_cache.fetching import (
     MODEL,
@@ -219,6 +220,23 @@ def test_a_failure_is_one_sentence_that_says_what_to_do(
 def test_a_hub_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     said = end(begin(tmp_path / "model", "--endpoint", "http://127.0.0.1:9"), 1)
     assert "owner/name cannot be fetched from http://127.0.0.1:9" in said.splitlines()[-1]
+
+
+def test_a_proxy_is_asked_where_the_hub_cannot_be_reached(hub: HubServer, folder: Path) -> None:
+    end(begin(folder, "--endpoint", "http://hub.invalid", HTTP_PROXY=hub.url))
+    assert_whole(folder, hub)
+
+
+def test_a_hub_with_a_ca_of_the_companys_own_is_trusted_by_its_file_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    tls = write_service_account(tmp_path, "here")
+    with HubServer({MODEL: Repository(files_of_a_model())}, tls=tls) as hub:
+        said = fetch(folder, hub, status=1)
+        assert "certificate" in said
+        assert "SSL_CERT_FILE in modelSource.extraEnv" in said.splitlines()[-1]
+        fetch(folder, hub, SSL_CERT_FILE=str(tmp_path / "ca.crt"))
+        assert_whole(folder, hub)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a disk of its own takes root")
