@@ -100,16 +100,17 @@ def _settings(found: Mapping[str, Any], able: Mapping[str, tuple[object, ...]], 
 def of_awq(found: Mapping[str, Any]) -> Int4Format:
     """The format of a file of `quant_method: awq`."""
     _four_bits(found.get("bits", found.get("w_bit")), "awq")
-    if (version := str(found.get("version", "gemm")).lower()) != "gemm":
+    if (version := str(found.get("version") or found.get("format") or "gemm").lower()) != "gemm":
         raise refused(f"awq of version {version[:40]}, not gemm")
+    if found.get("backend") == "llm-awq":  # others name kernels, which read what autoawq writes
+        raise refused("awq with backend llm-awq")
     _settings(found, _AWQ_SETTINGS, "awq")
     return Int4Format(Packing.AWQ, _group_of(found.get("group_size", found.get("q_group_size")), "awq"))
 
 
-_AWQ_SETTINGS: dict[str, tuple[object, ...]] = {  # what each may say; absent is None
-    "zero_point": (None, True),
-    "backend": (None, "autoawq"),
-}
+_AWQ_SETTINGS: dict[str, tuple[object, ...]] = {
+    "zero_point": (None, True)
+}  # what each may say; absent is None
 
 
 # ---- GPTQ ------------------------------------------------------------------------------------------------------------

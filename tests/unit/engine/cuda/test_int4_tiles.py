@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from shared.engine.cuda.int4_tiles import SOURCE, CudaTiles
 from shared.engine.quantized.int4 import FEW_ROWS, ByTiles, Int4Products, Tiles, scales_and_zeros
@@ -29,10 +30,23 @@ def test_weights_are_those_of_torch(dequantize: CudaTiles, outputs: int, inputs:
     assert torch.equal(made.float(), found.rounded)
 
 
-def test_many_rows_are_multiplied_with_what_the_kernel_makes(dequantize: CudaTiles) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [FEW_ROWS, FEW_ROWS + 1])
+def test_either_way_gives_the_product_and_the_bias(
+    dequantize: CudaTiles, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's kernel is a GPU's: its double here multiplies with the same weights, in float32."""
     found = any_numbers(24, 128, 32)
-    weight = weight_of(found)
+    weight, bias = weight_of(found), torch.randn(24).bfloat16() if biased else None
     tiles = Tiles(tiles_by_hand(found.numbers, 8), scales_and_zeros(weight))
-    linear = ByTiles(tiles, None, dequantize)
-    x = torch.randn(FEW_ROWS + 1, 128).bfloat16()
-    assert torch.equal(linear(x), Int4Products().linear(weight, None)(x))
+    asked: list[int] = []
+
+    def few_rows(x: Tensor, tiles: Tiles) -> Tensor:
+        asked.append(len(x))
+        return (x.float() @ tiles.dequantized().float().t()).bfloat16()
+
+    monkeypatch.setattr("shared.engine.quantized.int4.few_rows", few_rows)
+    x = torch.randn(rows, 128).bfloat16()
+    y, wanted = ByTiles(tiles, bias, dequantize)(x), Int4Products().linear(weight, bias)(x)
+    torch.testing.assert_close(y, wanted, rtol=2**-7, atol=2**-4)
+    assert asked == ([rows] if rows <= FEW_ROWS else [])

@@ -41,12 +41,37 @@ def test_each_format_is_read(name: str) -> None:
     "more",
     [
         {"version": "GEMM"},
+        {"version": None, "format": "gemm", "backend": "auto", "checkpoint_format": "gemm", "sym": False},
         {"backend": "autoawq", "do_fuse": False, "exllama_config": None, "fuse_max_seq_len": None},
     ],
     ids=str,
 )
 def test_settings_that_change_nothing_are_passed_over(more: dict[str, Any]) -> None:
     assert read(AWQ | more, **QWEN3).format == Int4Format(Packing.AWQ, 64)
+
+
+def test_what_qwen_publishes_of_gptq_is_read() -> None:
+    published = {
+        "batch_size": 1,
+        "bits": 4,
+        "block_name_to_quantize": None,
+        "cache_block_outputs": True,
+        "damp_percent": 0.01,
+        "dataset": None,
+        "desc_act": False,
+        "exllama_config": {"version": 1},
+        "group_size": 128,
+        "max_input_length": None,
+        "model_seqlen": None,
+        "modules_in_block_to_quantize": None,
+        "quant_method": "gptq",
+        "sym": True,
+        "tokenizer": None,
+        "true_sequential": True,
+        "use_cuda_fp16": False,
+        "use_exllama": True,
+    }
+    assert read(published, **QWEN3).format == Int4Format(Packing.GPTQ, 128)
 
 
 def test_older_names_of_awq_are_read() -> None:
@@ -64,6 +89,7 @@ def test_older_names_of_awq_are_read() -> None:
         (AWQ | {"group_size": None}, "awq in groups of None"),
         (AWQ | {"version": "gemv"}, "awq of version gemv, not gemm"),
         (AWQ | {"version": "marlin"}, "awq of version marlin"),
+        (AWQ | {"version": None, "format": "gemv_fast"}, "awq of version gemv_fast"),
         (AWQ | {"zero_point": False}, "awq with zero_point False"),
         (AWQ | {"backend": "llm-awq"}, "awq with backend llm-awq"),
         (GPTQ | {"bits": 3}, "gptq of 3 bits"),
