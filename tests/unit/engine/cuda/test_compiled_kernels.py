@@ -15,7 +15,7 @@ from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compiler
 
 
-@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize(
     "source",
     [step_kernels.SOURCE, head_kernels.SOURCE, gemv.SOURCE, int4_tiles.SOURCE],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +12,15 @@ from torch import Tensor
 
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda.platform import FlashInferOps
 from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
+from shared.engine.quantized.linears import NarrowProducts
 from tests.doubles.no_sync import HostSyncError, no_sync
+from tests.unit.engine.checkpoint.popular_models import POPULAR
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
+from tests.unit.engine.experts.test_expert_operations import Launches
 
 VALUES = torch.arange(6.0)
 WAITS: dict[str, Callable[[], object]] = {
@@ -105,6 +111,52 @@ def test_a_forward_pass_never_waits(name: str, sampled: int | None, integers: to
     assert (logits.dtype, logits.device.type) == (torch.float32, "meta")
     q, k = (torch.Size((tokens, heads, config.head_dim)) for heads in (config.heads, config.kv_heads))
     assert attention.given == [(q, k, torch.bfloat16)] * config.layers
+
+
+class GpuOps(FlashInferOps):
+    """As on a GPU of Hopper's kind, but for FlashInfer's functions, which have tests of their own."""
+
+    def __init__(self) -> None:
+        plain, narrow = TorchOps(), NarrowProducts.on_gpu((9, 0), deterministic=False)
+
+        def fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> None:
+            x.copy_(plain.rms_norm(x + residual, weight, epsilon))
+
+        functions = {"rmsnorm": plain.rms_norm, "silu_and_mul": plain.silu_and_mul}
+        super().__init__(SimpleNamespace(**functions, fused_add_rmsnorm=fused_add_rmsnorm), narrow=narrow)
+
+
+LARGE = {  # and the products of torch that they need
+    "Qwen/Qwen3-235B-A22B": {"mm", "_grouped_mm"},
+    "openai/gpt-oss-120b": {"mm", "_grouped_mm"},
+    "meta-llama/Llama-3.3-70B-Instruct": {"mm"},
+    "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic": {"mm", "_scaled_mm"},
+    "Qwen/Qwen3-32B-FP8": {"mm", "_scaled_mm_v2"},
+}
+
+
+@pytest.mark.parametrize(("name", "products"), LARGE.items(), ids=LARGE)
+def test_a_forward_pass_of_a_large_model_never_waits(name: str, products: set[str]) -> None:
+    """Also of those that fit on no card (docs/models.md); experts of MXFP4 as they are computed, in 16 bits.
+
+    All calls bind to torch, whose version is that of a GPU.
+    """
+    config = parse_model_config(
+        POPULAR[name] | {"quantization_config": None} if "oss" in name else POPULAR[name]
+    )
+    model = load_decoder(config, MetaWeights(), GpuOps(), context_len=4096, dtype=torch.bfloat16)
+    tokens, attention = torch.empty(7, dtype=torch.int32, device="meta"), NoAttention()
+    with torch.inference_mode(), no_sync(), Launches() as launches:
+        logits = model.run(tokens, attention, tokens[:3])
+    assert (logits.shape, logits.dtype) == ((3, config.vocab_size), torch.float32)
+    q, k = (torch.Size((7, heads, config.head_dim)) for heads in (config.heads, config.kv_heads))
+    assert attention.given == [(q, k, torch.bfloat16)] * config.layers
+    assert products == {each for each in launches.names if each.removesuffix("_v2").endswith("mm")}
+
+
+def test_torch_is_that_of_the_image_with_cuda() -> None:
+    lock = Path("images/worker-cuda.lock").read_text(encoding="utf-8")
+    assert f"\ntorch=={torch.__version__.partition('+')[0]} " in lock
 
 
 def test_filters_never_wait() -> None:
