@@ -83,7 +83,7 @@ PARTS = (
     pytest_part("filters", 3, ARITHMETIC, only="filters"),
     pytest_part("fp8", 3, ARITHMETIC, only="fp8"),
     pytest_part("int4", 3, ARITHMETIC, only="int4"),
-    pytest_part("experts", 4, ARITHMETIC, only="experts"),
+    pytest_part("experts", 6, ARITHMETIC, "tests/gpu/test_packed_experts.py", only="experts"),
     pytest_part("families in bfloat16", 5, ARITHMETIC, only="transformers and bfloat16"),
     Part("attention by layout", 4, "tests.benchmarks.gpu.attention", (), ("--rehearse",)),
     pytest_part("VRAM between processes", 4, "tests/gpu/test_vram_transfer.py"),

@@ -12,6 +12,8 @@ from typing import Any
 
 from shared.primitives.errors import ModelError
 
+MXFP4_BLOCK, MXFP4_BLOCK_BYTES = 32, 17  # numbers, with their scale
+
 
 class Scoring(Enum):
     """What the router's logits become before the best experts are chosen."""

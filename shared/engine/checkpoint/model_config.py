@@ -14,11 +14,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shared.engine.checkpoint.experts_config import ExpertLayers, Storage, quantization_of
+from shared.engine.checkpoint.experts_config import (
+    MXFP4_BLOCK,
+    MXFP4_BLOCK_BYTES,
+    ExpertLayers,
+    ExpertsConfig,
+    Storage,
+    quantization_of,
+)
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.engine.checkpoint.text_half import TEXT_HALVES, text_half
 from shared.engine.quantized.formats import IN_LAYERS, Quantization, check_sizes, read_quantization
+from shared.engine.quantized.fp8_formats import EXPERTS_STEP, Fp8Format
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
@@ -93,23 +101,63 @@ class ModelConfig:
         return any(experts.storage is Storage.MXFP4 for experts in self.experts if experts)
 
     @property
+    def packed_experts(self) -> str | None:
+        """What all experts are packed in, and kept; None: there are none, or some are kept in 16 bits."""
+        if self.in_mxfp4:
+            return Storage.MXFP4.value
+        forms = {
+            self.experts_format(_experts_prefix(layer, experts), experts)
+            for layer, experts in enumerate(self.experts)
+            if experts
+        }
+        form = forms.pop() if len(forms) == 1 else None
+        return form.name if form else None
+
+    @property
     def matrices(self) -> int:
         """How many matrices the weights are: seven a layer, the embedding, and the head if it is its own."""
         return 7 * self.layers + (1 if self.tied_embeddings else 2)
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes of all weights where those that are not quantized take `itemsize` bytes a number."""
-        saved = 0
+        saved = sum(self._saved_by_experts(layer, itemsize) for layer in range(self.layers))
         if quantization := self.quantization:
             for name, outputs, inputs in (each for group in self.linears() for each in group):
                 if form := quantization.format_of(name):
                     saved += outputs * inputs * itemsize - form.kept_bytes(outputs, inputs)
         return self.parameters * itemsize - saved
 
+    def _saved_by_experts(self, layer: int, itemsize: int) -> int:
+        """Bytes of a layer's experts that are saved by keeping them packed."""
+        experts, hidden = self.experts[layer], self.hidden_size
+        if experts is None:
+            return 0
+        count, inner = experts.routing.experts, experts.inner
+        numbers = 3 * count * inner * hidden
+        if experts.storage is Storage.MXFP4:
+            return numbers * itemsize - numbers // MXFP4_BLOCK * MXFP4_BLOCK_BYTES
+        form = self.experts_format(_experts_prefix(layer, experts), experts)
+        if form is None:
+            return 0
+        kept = form.expert_bytes(2 * inner, hidden, inner, inner) + form.expert_bytes(hidden, inner, hidden)
+        return numbers * itemsize - count * kept
+
+    def experts_format(self, prefix: str, experts: ExpertsConfig) -> Fp8Format | None:
+        """How experts below this prefix, `model.layers.0.mlp.experts`, are stored in 8 bits and kept; None: not so."""
+        quantization, names = self.quantization, experts.names
+        if quantization is None or experts.storage is not Storage.SEPARATE:
+            return None
+        if self.hidden_size % EXPERTS_STEP or experts.inner % EXPERTS_STEP:
+            return None
+        first, *others = (
+            quantization.format_of(f"{prefix}.0.{name}") for name in (names.gate, names.up, names.down)
+        )
+        return first if isinstance(first, Fp8Format) and all(each == first for each in others) else None
+
     def linears(self) -> Iterator[list[tuple[str, int, int]]]:
         """Linears in layers as files have them, by what is computed as one: name, outputs, inputs of each.
 
-        Experts are no linears: whatever they are stored in, they are kept in the type of what is not quantized.
+        Experts are no linears: see `experts_format`.
         """
         hidden = self.hidden_size
         q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -146,6 +194,10 @@ class ModelConfig:
     def at_context(self, context_len: int) -> ModelConfig:
         """The model in an engine whose longest request has so many tokens: longrope rotates by that."""
         return replace(self, ropes=tuple(rope and rope.at_context(context_len) for rope in self.ropes))
+
+
+def _experts_prefix(layer: int, experts: ExpertsConfig) -> str:
+    return f"{IN_LAYERS}{layer}.{experts.names.block}.experts"
 
 
 def read_model_config(folder: Path) -> ModelConfig:

@@ -139,9 +139,10 @@ def _describe(platform: Platform, source: DecoderSource, config: EngineConfig, r
 
 def _weight_kinds(platform: Platform, source: DecoderSource) -> str:
     name, quantization = dtype_name(source.dtypes.weights), source.shape.quantization
-    if source.shape.in_mxfp4:
-        return f"{name} of mxfp4"
-    if quantization is None:
-        return name
-    experts = f", experts in {name}" if source.shape.has_experts else ""  # whatever the file has them in
-    return f"{name} and {platform.narrow.way(quantization.format)}{experts}"
+    shape = source.shape
+    experts = (
+        f", experts in {shape.packed_experts or name}"
+        if shape.in_mxfp4 or (quantization and shape.has_experts)
+        else ""
+    )
+    return name + (f" and {platform.narrow.way(quantization.format)}" if quantization else "") + experts

@@ -28,9 +28,10 @@ from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
 from shared.engine.cuda.int4_tiles import CudaTiles
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
+from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
-from shared.engine.model.experts import GroupedExperts, check_grouped
-from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear, Ops
+from shared.engine.model.experts import GroupedExperts, check_experts
+from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.linears import NONE, ON_HOST, NarrowProducts
 from shared.engine.streams import Mark, Stream, Work
@@ -92,14 +93,15 @@ def check_model(
             raise ConfigError(
                 "deterministic: true is not for models with experts: the tokens of a batch share their products"
             )
-        check_grouped(config, dtypes.weights, capability)
+        check_experts(config, dtypes.weights, capability)
     NarrowProducts.on_gpu(capability, deterministic=deterministic).check(config.quantization, dtypes.weights)
 
 
 def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, narrow: NarrowProducts) -> int:
     """Bytes beside weights and pages, for a model and so many slots."""
     dequantized = narrow.dequantized_bytes(config.quantization, config.linears())
-    return workspace_bytes(config, slots, processors) + 2 * dequantized  # graphs keep memory of their own
+    # Graphs keep memory of their own, but all share what experts are unpacked into.
+    return workspace_bytes(config, slots, processors) + 2 * dequantized + unpacked_bytes(config)
 
 
 def cuda_platform(deterministic: bool) -> Platform:
@@ -135,7 +137,12 @@ def cuda_platform(deterministic: bool) -> Platform:
         forward,
         copies,
         # A row's bits may depend on the number of rows, as with any library.
-        FlashInferOps(flashinfer, None if deterministic else Gemv.compiled(device), narrow),
+        FlashInferOps(
+            flashinfer,
+            None if deterministic else Gemv.compiled(device),
+            narrow,
+            experts=GpuExperts(partial(PackedKernels.compiled, device), capability),
+        ),
         CudaKernels.compiled(device),
         attention,
         check=partial(check_model, capability=capability, deterministic=deterministic),
@@ -209,11 +216,21 @@ def make_products_deterministic() -> None:
 class FlashInferOps:
     """See `Ops`."""
 
-    def __init__(self, flashinfer: Any, gemv: Gemv | None = None, narrow: NarrowProducts = NONE) -> None:
-        """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows."""
+    def __init__(
+        self,
+        flashinfer: Any,
+        gemv: Gemv | None = None,
+        narrow: NarrowProducts = NONE,
+        experts: Callable[[Bank, Gated], ExpertProducts] = GroupedExperts,
+    ) -> None:
+        """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows.
+
+        `experts`: see `Ops`; within `check_experts`.
+        """
         self._flashinfer = flashinfer
         self._gemv = gemv
         self.narrow_linear = narrow.linear  # see `Ops`
+        self.experts = experts
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""
@@ -239,10 +256,6 @@ class FlashInferOps:
             return torch.mm(x, weight.t(), out_dtype=torch.float32, out=logits)
 
         return product
-
-    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
-        """See `Ops`; within `check_grouped`."""
-        return GroupedExperts(bank, gated)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """See `Ops`; x [tokens, size] or [tokens, heads, size], whose rows may lie apart."""

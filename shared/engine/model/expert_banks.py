@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import ExpertsConfig, Storage
 from shared.engine.model.names import DecoderWeights
-from shared.engine.model.ops import ExpertBank
-from shared.engine.quantized import mxfp4
+from shared.engine.model.ops import Bank, ExpertBank, PackedBank
+from shared.engine.quantized import fp8, mxfp4
+from shared.engine.quantized.fp8 import Fp8Weight
+from shared.engine.quantized.fp8_formats import Fp8Format
+from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
 from shared.engine.weight_source import WeightSource
+
+_ALIGNED = 16  # bytes
 
 
 def read_bank(
     weights: DecoderWeights, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
-) -> ExpertBank:
-    """The weights below `prefix`, as in model.layers.0.mlp.experts; `ModelError` where one is missing or misshapen."""
-    if experts.storage is not Storage.SEPARATE:
+) -> Bank:
+    """The weights below `prefix`, as in model.layers.0.mlp.experts; `ModelError` where one is missing or misshapen.
+
+    What is packed stays so, where kernels can read it.
+    """
+    if experts.storage is Storage.MXFP4:
+        return _mxfp4(weights.source, prefix, experts, hidden, dtype)
+    if experts.storage is Storage.STACKED:
         return _stacked(weights.source, prefix, experts, hidden, dtype)
+    if form := weights.experts_format(prefix, experts):
+        gate_up, down = _fp8(weights.source, form, prefix, experts, hidden)
+        return PackedBank(gate_up, down, dtype)
     return _separate(weights, prefix, experts, hidden, dtype)
 
 
@@ -48,19 +63,87 @@ def _stacked(
     count, inner = experts.routing.experts, experts.inner
 
     def matrices(name: str, outputs: int, inputs: int) -> Tensor:
-        if experts.storage is Storage.MXFP4:
-            return mxfp4.take(weights, f"{prefix}.{name}", (count, outputs, inputs), dtype)
         return weights.take(f"{prefix}.{name}", (count, inputs, outputs), dtype).transpose(1, 2)
-
-    def biases(name: str, outputs: int) -> Tensor:
-        return weights.take(f"{prefix}.{name}_bias", (count, outputs), dtype)
 
     return ExpertBank(
         _gate_first(matrices("gate_up_proj", 2 * inner, hidden)),
         matrices("down_proj", hidden, inner).contiguous(),
-        _gate_first(biases("gate_up_proj", 2 * inner)),
-        biases("down_proj", hidden),
+        *_biases(weights, prefix, experts, hidden, dtype),
     )
+
+
+def _mxfp4(
+    weights: WeightSource, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
+) -> PackedBank:
+    count, inner = experts.routing.experts, experts.inner
+    gate_up = mxfp4.take(weights, f"{prefix}.gate_up_proj", (count, 2 * inner, hidden))
+    down = mxfp4.take(weights, f"{prefix}.down_proj", (count, hidden, inner))
+    return PackedBank(
+        PackedMatrices(PackedFormat.MXFP4, _gate_first(gate_up[0]), _gate_first(gate_up[1])),
+        PackedMatrices(PackedFormat.MXFP4, _aligned(down[0]), down[1]),
+        dtype,
+        *_biases(weights, prefix, experts, hidden, dtype),
+    )
+
+
+def _aligned(values: Tensor) -> Tensor:
+    """Values that begin where kernels can read several at once: a file's own memory may begin anywhere."""
+    return values.clone() if values.data_ptr() % _ALIGNED else values
+
+
+def _biases(
+    weights: WeightSource, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    count, inner = experts.routing.experts, experts.inner
+    gate_up = weights.take(f"{prefix}.gate_up_proj_bias", (count, 2 * inner), dtype)
+    return _gate_first(gate_up), weights.take(f"{prefix}.down_proj_bias", (count, hidden), dtype)
+
+
+def _fp8(
+    source: WeightSource, form: Fp8Format, prefix: str, experts: ExpertsConfig, hidden: int
+) -> tuple[PackedMatrices, PackedMatrices]:
+    """Gate and up, and down. Inputs are not rounded, so their scales are not kept."""
+    names, inner = experts.names, experts.inner
+    gate_up, down = (
+        _Fp8Rows(experts.routing.experts, form.scale_rows(inner, inner)),
+        _Fp8Rows(experts.routing.experts, form.scale_rows(hidden)),
+    )
+    for number in range(experts.routing.experts):
+        gate, up, last = (
+            fp8.take(source, form, f"{prefix}.{number}.{name}", *shape)
+            for name, shape in (
+                (names.gate, (inner, hidden)),
+                (names.up, (inner, hidden)),
+                (names.down, (hidden, inner)),
+            )
+        )
+        gate_up.put(number, [gate, up])
+        down.put(number, [last])
+    return gate_up.matrices(), down.matrices()
+
+
+class _Fp8Rows:
+    """Puts matrices in 8 bits behind each other."""
+
+    def __init__(self, count: int, scale_rows: int) -> None:
+        self._count, self._scale_rows = count, scale_rows
+        self._kept: tuple[Tensor, Tensor] | None = None
+
+    def put(self, number: int, parts: Sequence[Fp8Weight]) -> None:
+        """The matrix of this number, in parts."""
+        values = torch.cat([part.values for part in parts])
+        scales = torch.cat([part.scales[:: self._scale_rows] for part in parts])
+        if self._kept is None:  # on the device of what was read
+            self._kept = (
+                values.new_empty(self._count, *values.shape),
+                scales.new_empty(self._count, *scales.shape),
+            )
+        self._kept[0][number], self._kept[1][number] = values, scales
+
+    def matrices(self) -> PackedMatrices:
+        """All of them."""
+        assert self._kept is not None, "a routing has experts"
+        return PackedMatrices(PackedFormat.FP8, *self._kept, self._scale_rows)
 
 
 def _gate_first(in_turns: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ class LayerLoader:
             routing.experts,
             self.ops.head(self.weights.dequantized(router, routing.experts, hidden, self.dtype)),
             by_expert("bias") if routing.biased else None,
-            Router(routing, correction, bank.down.device),
+            Router(routing, correction, bank.device),
             self.ops.experts(bank, clamped(experts.clamped) if experts.clamped else activation),
             self._mlp(f"{prefix}.shared_experts", experts.shared_inner) if experts.shared_inner else None,
         )

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.formats import WeightFormat
+from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.linears import NarrowWeight, dequantized, joined, take
 from shared.engine.weight_source import Part, WeightSource
 
@@ -42,6 +44,10 @@ class DecoderWeights:
         if quantization is None:
             return None
         return quantization.format_of(self._stored(names, [0] * len(names))[0][0])
+
+    def experts_format(self, prefix: str, experts: ExpertsConfig) -> Fp8Format | None:
+        """See `ModelConfig`."""
+        return self._config.experts_format(prefix, experts)
 
     def narrow(
         self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from shared.engine.quantized.linears import NarrowWeight
+from shared.engine.quantized.packed_matrices import PackedMatrices
 
 Gated = Callable[[Tensor], Tensor]  # [tokens, 2 · inner], gate first → [tokens, inner]
 
@@ -39,6 +41,46 @@ class ExpertBank:
     gate_up_bias: Tensor | None = None  # [experts, 2 · inner]
     down_bias: Tensor | None = None  # [experts, hidden]
 
+    @property
+    def experts(self) -> int:
+        """How many."""
+        return len(self.down)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.down.device
+
+
+@dataclass(frozen=True)
+class PackedBank:
+    """The weights of all experts of a layer as their file packs them."""
+
+    gate_up: PackedMatrices  # [experts, 2 · inner, hidden], gate first
+    down: PackedMatrices  # [experts, hidden, inner]
+    dtype: torch.dtype  # of what they are multiplied with
+    gate_up_bias: Tensor | None = None  # [experts, 2 · inner]
+    down_bias: Tensor | None = None  # [experts, hidden]
+
+    @property
+    def experts(self) -> int:
+        """How many."""
+        return len(self.down.values)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.down.values.device
+
+    def wide(self) -> ExpertBank:
+        """Unpack all, into that type."""
+        return ExpertBank(
+            self.gate_up.wide(self.dtype), self.down.wide(self.dtype), self.gate_up_bias, self.down_bias
+        )
+
+
+Bank = ExpertBank | PackedBank
+
 
 class ExpertProducts(Protocol):
     """The MLPs of all experts of a layer."""
@@ -59,7 +101,7 @@ class Ops(Protocol):
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""
 
-    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
+    def experts(self, bank: Bank, gated: Gated) -> ExpertProducts:
         """The products of a bank, kept as it is best read."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

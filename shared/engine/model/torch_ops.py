@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shared.engine.attention.heads import rms_norm
-from shared.engine.model.experts import GroupedExperts, SeparateExperts
-from shared.engine.model.ops import ExpertBank, ExpertProducts, Gated, Head, Linear
+from shared.engine.model.experts import GroupedExperts, SeparateExperts, UnpackedProducts
+from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, PackedBank
 from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
@@ -62,12 +62,13 @@ class TorchOps:
         """`packed`: a row has the same bits in any batch, but steps look at values and cannot be captured."""
         self.linear: Callable[[Tensor, Tensor | None], Linear] = PackedLinear if packed else plain_linear
         self._packed = packed
+        self._unpacked = UnpackedProducts()
 
-    def experts(self, bank: ExpertBank, gated: Gated) -> ExpertProducts:
+    def experts(self, bank: Bank, gated: Gated) -> ExpertProducts:
         """See `Ops`."""
-        if self._packed:
-            return SeparateExperts(bank, gated, self.linear)
-        return GroupedExperts(bank, gated)
+        if not self._packed:
+            return GroupedExperts(bank, gated, self._unpacked)
+        return SeparateExperts(bank.wide() if isinstance(bank, PackedBank) else bank, gated, self.linear)
 
     def narrow_linear(self, weight: NarrowWeight, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -18,6 +18,7 @@ from typing import Any
 from shared.engine.quantized.unsupported import refused
 
 BLOCK = 128  # rows and columns that share a scale
+EXPERTS_STEP = 32  # numbers of a row of an expert that a kernel reads at once
 _SCALE_BYTES = 4
 
 
@@ -56,6 +57,15 @@ class Fp8Format:
         """Bytes of a weight and its scales while it is computed with; a tensor's scale is spread over its rows."""
         columns = -(-inputs // BLOCK) if self.scales is Scales.BLOCK else 1
         return outputs * inputs + outputs * columns * _SCALE_BYTES
+
+    def scale_rows(self, *parts: int) -> int:
+        """Rows that share a scale in a matrix of an expert, made of parts of so many rows."""
+        return BLOCK if self.scales is Scales.BLOCK and not any(part % BLOCK for part in parts) else 1
+
+    def expert_bytes(self, outputs: int, inputs: int, *parts: int) -> int:
+        """Bytes of such a matrix."""
+        columns = -(-inputs // BLOCK) if self.scales is Scales.BLOCK else 1
+        return outputs * inputs + -(-outputs // self.scale_rows(*parts)) * columns * _SCALE_BYTES
 
 
 # ---- compressed-tensors: a scheme for weights and one for inputs -----------------------------------------------------

@@ -16,22 +16,25 @@ BLOCK = 32  # numbers with one scale
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1, by its lower three bits
 _VALUES = (*_HALF, *(-value for value in _HALF))
 _EXPONENT_BIAS = 127
+SCALE_MAX = 148  # 2^21, up to which kernels multiply exactly; those of gpt-oss are below 1
 
 
-def take(weights: WeightSource, name: str, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    """The matrices [count, outputs, inputs] stored as NAME_blocks and NAME_scales, as numbers.
+def take(weights: WeightSource, name: str, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """The matrices [count, outputs, inputs] stored as NAME_blocks and NAME_scales: values [count, outputs, inputs / 2].
 
-    Raises `ModelError` where one is missing or misshapen, or where blocks do not divide the inputs.
+    Raises `ModelError` where one is missing or misshapen, where blocks do not divide the inputs, and where a scale is
+    larger than kernels take.
     """
     count, outputs, inputs = shape
     if inputs % BLOCK:
         raise ModelError(f"{name} has {inputs} inputs: expected whole blocks of {BLOCK}")
     blocks = weights.take(f"{name}_blocks", (count, outputs, inputs // BLOCK, BLOCK // 2), torch.uint8)
     scales = weights.take(f"{name}_scales", (count, outputs, inputs // BLOCK), torch.uint8)
-    found = torch.empty(shape, dtype=dtype, device=blocks.device)
-    for number in range(count):  # one after the other: the numbers between take four times the memory
-        found[number] = dequantized(blocks[number], scales[number])
-    return found
+    if not scales.is_meta and (found := int(scales.amax())) > SCALE_MAX:
+        raise ModelError(
+            f"{name}_scales has a scale of 2^{found - _EXPONENT_BIAS}: expected at most 2^{SCALE_MAX - _EXPONENT_BIAS}"
+        )
+    return blocks.flatten(2), scales
 
 
 def dequantized(blocks: Tensor, scales: Tensor) -> Tensor:

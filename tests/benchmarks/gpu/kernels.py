@@ -1,4 +1,4 @@
-"""Single kernels on a GPU: products of few rows beside the library's, filters, and products of other formats.
+"""Single kernels on a GPU: products of few rows beside the library's, filters, products of other formats, experts.
 
     python -m tests.benchmarks.gpu.kernels                  a GPU; all parts
     python -m tests.benchmarks.gpu.kernels --parts products,filters
@@ -16,11 +16,16 @@ from torch import Tensor
 
 from shared.engine.cuda.gemv import Gemv
 from shared.engine.cuda.int4_tiles import CudaTiles
+from shared.engine.cuda.packed_experts import PackedKernels
 from shared.engine.cuda.step_kernels import CudaKernels
+from shared.engine.model.experts import GroupedExperts, PackedExperts, UnpackedProducts
+from shared.engine.model.ops import PackedBank
+from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 from shared.engine.quantized.int4 import FEW_ROWS, Tiles, few_rows
 from shared.engine.quantized.int4_packings import Int4Weight
+from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
 
 LAUNCHES_MAX = 40
 UNCACHED_BYTES = 400 * 2**20  # of the matrices of one measurement together
@@ -176,13 +181,13 @@ def formats() -> None:
         for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
     )
     for tokens in (1, 4, 16, 64, 256, 2048):
-        experts = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten()
-        ends = torch.bincount(experts, minlength=EXPERTS).cumsum(0).int()
+        of_row = torch.rand(tokens, EXPERTS, device="cuda").topk(CHOSEN).indices.flatten()
+        ends = torch.bincount(of_row, minlength=EXPERTS).cumsum(0).int()
         x, inner = (torch.randn(tokens * CHOSEN, size, device="cuda").bfloat16() for size in (HIDDEN, INNER))
         total = microseconds(lambda _, x=x, ends=ends: torch._grouped_mm(x, up.mT, offs=ends), 10)  # type: ignore[misc]
         total += microseconds(lambda _, x=inner, ends=ends: torch._grouped_mm(x, down.mT, offs=ends), 10)  # type: ignore[misc]
         say(
-            f"experts of {tokens} tokens: {total:.0f} us for {int((torch.bincount(experts) > 0).sum())} experts"
+            f"experts of {tokens} tokens: {total:.0f} us for {int((torch.bincount(of_row) > 0).sum())} experts"
         )
 
 
@@ -216,7 +221,60 @@ def int4() -> None:
             )
 
 
-PARTS = {"products": products, "filters": filters, "formats": formats, "int4": int4}
+PACKED = {  # experts, of a token, hidden, inner, format
+    "gpt-oss-20b": (32, 4, 2880, 2880, PackedFormat.MXFP4),
+    "gpt-oss-120b": (128, 4, 2880, 2880, PackedFormat.MXFP4),
+    "Qwen3-30B-A3B": (EXPERTS, CHOSEN, HIDDEN, INNER, PackedFormat.FP8),
+}
+
+
+def packed_matrices(packing: PackedFormat, experts: int, outputs: int, inputs: int) -> PackedMatrices:
+    """Of random bits that are numbers."""
+    if packing is PackedFormat.FP8:
+        values = torch.randint(0, 120, (experts, outputs, inputs), dtype=torch.uint8, device="cuda").view(
+            E4M3
+        )
+        return PackedMatrices(
+            packing, values, torch.ones(experts, outputs // BLOCK, inputs // BLOCK, device="cuda"), BLOCK
+        )
+    values, scales = (
+        torch.randint(0, 127, (experts, outputs, inputs // numbers), dtype=torch.uint8, device="cuda")
+        for numbers in (2, 32)
+    )
+    return PackedMatrices(packing, values, scales)
+
+
+def experts() -> None:
+    """The layers of packed experts: by the kernel, and unpacked for torch's grouped product, which many rows take."""
+    kernels = PackedKernels.compiled(torch.device("cuda"))
+    for name, (count, chosen, hidden, inner, packing) in PACKED.items():
+        bank = PackedBank(
+            packed_matrices(packing, count, 2 * inner, hidden),
+            packed_matrices(packing, count, hidden, inner),
+            torch.bfloat16,
+        )
+        gate = TorchOps().silu_and_mul
+        few = PackedExperts(bank, gate, kernels, None)
+        many = GroupedExperts(bank, gate, UnpackedProducts(kernels.unpack))
+        for tokens in (1, 4, 16, 64, 256, 1024, 4096):
+            x = torch.randn(tokens, hidden, device="cuda").bfloat16()
+            of_token = torch.rand(tokens, count, device="cuda").topk(chosen).indices
+            weights = torch.rand(tokens, chosen, device="cuda")
+            touched = len(set(of_token.flatten().tolist()))
+            size = touched * sum(
+                part[0].nbytes for each in (bank.gate_up, bank.down) for part in (each.values, each.scales)
+            )
+            own, unpacked = (
+                microseconds(lambda _, made=made, given=(x, of_token, weights): made(*given), 10)  # type: ignore[misc]
+                for made in (few, many)
+            )
+            say(
+                f"{name}, {tokens} tokens: packed {own:.0f} us, unpacked {unpacked:.0f} us; "
+                f"{touched} experts, {size / 1e6:.0f} MB"
+            )
+
+
+PARTS = {"products": products, "filters": filters, "formats": formats, "int4": int4, "experts": experts}
 
 
 def main(asked: Iterable[str]) -> None:

@@ -1,14 +1,13 @@
-// What our kernels take from CUDA, for g++. A block's threads run one after the other, or, where they wait for
-// each other, as threads of the system.
+// What our kernels take from CUDA, for g++. A block's threads run one after the other; where they wait for each other
+// each has a stack of its own, and runs until it waits.
 
-#include <atomic>
-#include <barrier>
 #include <cmath>
 #include <cstring>
-#include <thread>
-#include <tuple>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include <ucontext.h>
 
 #define __device__
 #define __global__
@@ -18,16 +17,19 @@
 struct Dimension {
   int x;
 };
-static thread_local Dimension threadIdx;
-static Dimension blockIdx, blockDim;
-static std::barrier<>* together;  // null where a block is one thread
+static Dimension threadIdx, blockIdx, blockDim;
+static ucontext_t* together;  // of each thread of a block; null where none waits
+static ucontext_t turns;
+static bool has_ended;  // the thread that ran last
 
 static inline void __syncthreads() {
-  if (together) together->arrive_and_wait();
+  if (!together) return;
+  has_ended = false;
+  swapcontext(&together[threadIdx.x], &turns);
 }
 
 static inline int __syncthreads_count(int own) {
-  static std::atomic<int> count;
+  static int count;
   if (!together) return own != 0;
   count = 0;
   __syncthreads();
@@ -54,6 +56,28 @@ static T __shfl_xor_sync(unsigned, T own, int lanes) {
   return __shfl_sync(0, own, threadIdx.x % 32 ^ lanes);
 }
 
+// sums [16, 8] += a [16, 16] · b [16, 8] of bfloat16, as mma.m16n8k16 spreads them over a warp.
+static inline void multiply_add_on_cpu(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  static unsigned of_a[1024][4], of_b[1024][2];
+  std::memcpy(of_a[threadIdx.x], a, sizeof a);
+  std::memcpy(of_b[threadIdx.x], b, sizeof b);
+  __syncthreads();
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  const auto number = [](unsigned pair, int half) {
+    const unsigned bits = pair >> 16 * half << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k)
+      sums[i] += number(of_a[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2) *
+                 number(of_b[warp + column * 4 + k % 8 / 2][k / 8], k % 2);
+  }
+  __syncthreads();
+}
+
 static inline float __int_as_float(int bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
@@ -76,26 +100,47 @@ static void call(void (*kernel)(Arguments...), void** arguments, std::index_sequ
   kernel(*static_cast<Arguments*>(arguments[Index])...);
 }
 
+static void (*own_call)(void*);
+static void* own_launch;
+
+static void begin_thread() { own_call(own_launch); }
+
 // cuLaunchKernel: each argument is copied from where its pointer points, with the size that the kernel declares.
 template <class... Arguments>
 static void launch(void (*kernel)(Arguments...), int blocks, int threads, bool waiting, void** arguments) {
-  auto indices = std::index_sequence_for<Arguments...>();
+  constexpr int STACK = 1 << 17;
+  const auto run = [=] { call(kernel, arguments, std::index_sequence_for<Arguments...>()); };
+  using Run = decltype(run);
+  own_call = [](void* each) { (*static_cast<const Run*>(each))(); };
+  own_launch = const_cast<void*>(static_cast<const void*>(&run));
   blockDim.x = threads;
+  waiting = waiting && threads > 1;
+  const std::unique_ptr<char[]> stacks(waiting ? new char[(std::size_t)threads * STACK] : nullptr);
+  std::vector<ucontext_t> running(waiting ? threads : 0);
+  std::vector<char> alive(running.size());
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    if (!waiting || threads == 1) {
-      for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) call(kernel, arguments, indices);
+    if (!waiting) {
+      for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) run();
       continue;
     }
-    std::barrier<> all(threads);
-    together = &all;
-    std::vector<std::thread> running;
-    for (int thread = 0; thread < threads; ++thread)
-      running.emplace_back([=] {
+    for (int thread = 0; thread < threads; ++thread) {
+      getcontext(&running[thread]);
+      running[thread].uc_stack.ss_sp = stacks.get() + (std::size_t)thread * STACK;
+      running[thread].uc_stack.ss_size = STACK;
+      running[thread].uc_link = &turns;
+      makecontext(&running[thread], begin_thread, 0);
+      alive[thread] = 1;
+    }
+    together = running.data();
+    for (int left = threads; left;)  // all that are alive come to the same place, or end: a warp may before the others
+      for (int thread = 0; thread < threads; ++thread) {
+        if (!alive[thread]) continue;
         threadIdx.x = thread;
-        call(kernel, arguments, indices);
-        together->arrive_and_drop();  // a warp may end before the others
-      });
-    for (auto& each : running) each.join();
+        has_ended = true;
+        swapcontext(&turns, &running[thread]);
+        alive[thread] = !has_ended;
+        left -= has_ended;
+      }
     together = nullptr;
   }
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda import gemv, head_kernels, int4_tiles, step_kernels
+from shared.engine.cuda import gemv, head_kernels, int4_tiles, packed_experts, step_kernels
 from shared.engine.cuda.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compiler
@@ -18,7 +18,7 @@ from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compile
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize(
     "source",
-    [step_kernels.SOURCE, head_kernels.SOURCE, gemv.SOURCE, int4_tiles.SOURCE],
+    [each.SOURCE for each in (step_kernels, head_kernels, gemv, int4_tiles, packed_experts)],
     ids=lambda path: path.stem,
 )
 def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:

@@ -23,6 +23,7 @@ from tests.unit.engine.tiny_models import SIZES
 
 # Grouped products in 16 bits take multiples of 8.
 _SIZES: dict[str, Any] = SIZES | {"hidden_size": 64}
+_EXPERT_SIZES: dict[str, Any] = {"moe_intermediate_size": 40}  # where it is another than the model's
 _HEADS: dict[str, Any] = {"head_dim": 24}
 _GPU_HEADS: dict[str, Any] = {"head_dim": 128}
 
@@ -30,14 +31,16 @@ _GPU_HEADS: dict[str, Any] = {"head_dim": 128}
 @contextmanager
 def sized(**changes: int) -> Iterator[None]:
     """Models that are made meanwhile have these sizes."""
-    before = dict(_SIZES)
-    _SIZES.update(changes)
+    before = [dict(sizes) for sizes in (_SIZES, _EXPERT_SIZES)]
+    for sizes in (_SIZES, _EXPERT_SIZES):
+        sizes.update({name: size for name, size in changes.items() if name in sizes})
     yield
-    _SIZES.update(before)
+    for sizes, own in zip((_SIZES, _EXPERT_SIZES), before, strict=True):
+        sizes.update(own)
 
 
 def _qwen3_moe(heads: dict[str, Any] = _HEADS, **switches: Any) -> PreTrainedModel:
-    sizes: dict[str, Any] = {"moe_intermediate_size": 40, "num_experts": 9, "num_experts_per_tok": 3}
+    sizes: dict[str, Any] = _EXPERT_SIZES | {"num_experts": 9, "num_experts_per_tok": 3}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SIZES, **heads, **sizes, **switches))
 
 
@@ -54,7 +57,7 @@ def _mixtral() -> PreTrainedModel:
 
 
 def _glm4_moe(heads: dict[str, Any] = _HEADS, **switches: Any) -> PreTrainedModel:
-    sizes: dict[str, Any] = {"moe_intermediate_size": 40, "n_routed_experts": 8, "num_experts_per_tok": 3}
+    sizes: dict[str, Any] = _EXPERT_SIZES | {"n_routed_experts": 8, "num_experts_per_tok": 3}
     shared: dict[str, Any] = {"n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
     model = Glm4MoeForCausalLM(Glm4MoeConfig(**_SIZES, **heads, **sizes, **shared, **switches))
     generator = torch.Generator().manual_seed(5)

@@ -124,6 +124,7 @@ def _bank_otherwise(change: Callable[[Any], tuple[Tensor, Tensor]]) -> Mistake:
     def plant(patch: pytest.MonkeyPatch) -> None:
         def bank(*args: Any) -> ExpertBank:
             found = read_bank(*args)
+            assert isinstance(found, ExpertBank)
             gate_up, down_bias = change(found)
             return replace(found, gate_up=gate_up, down_bias=down_bias)
 

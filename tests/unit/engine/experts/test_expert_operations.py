@@ -10,12 +10,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels
+from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import GroupedExperts
+from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import ExpertBank
 from shared.engine.model.routing import Router
 from shared.engine.model.torch_ops import TorchOps
 from tests.doubles.no_sync import no_sync
-from tests.unit.engine.checkpoint.published_models import PUBLISHED
+from tests.unit.engine.checkpoint.popular_shapes import MXFP4
+from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 
 TOKENS = 7
 VIEWS = ("view", "slice", "select", "unsqueeze", "expand", "transpose", "split", "reshape", "detach")
@@ -77,3 +81,22 @@ def test_all_experts_are_two_products(name: str, most: int) -> None:
     assert (found.shape, found.dtype) == (x.shape, torch.bfloat16)
     assert launches.names.count("_grouped_mm") == 2
     assert len(launches.names) <= most, launches.names
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gpt-oss-120b"])
+def test_packed_experts_of_few_rows_take_few_launches(name: str) -> None:
+    """Sorting, two products and a gate; torch weighs the results."""
+    kernels: list[str] = []
+    shape = parse_model_config(PUBLISHED[name].config | {"quantization_config": MXFP4})
+    experts, weights = shape.experts[0], DecoderWeights(shape, MetaWeights())
+    assert experts is not None
+    bank = read_bank(weights, "model.layers.0.mlp.experts", experts, shape.hidden_size, torch.bfloat16)
+    launch = PackedKernels(lambda name, _blocks, _threads, _arguments: kernels.append(name))
+    products = GpuExperts(lambda: launch, (9, 0))(bank, lambda gate_up: gate_up.chunk(2, dim=-1)[0].neg())
+    x = torch.empty(TOKENS, shape.hidden_size, dtype=torch.bfloat16, device="meta")
+    chosen = torch.empty(TOKENS, experts.routing.chosen, dtype=torch.int64, device="meta")
+    with no_sync(), Launches() as launches:
+        found = products(x, chosen, torch.empty(chosen.shape, device="meta"))
+    assert (found.shape, found.dtype) == (x.shape, torch.bfloat16)
+    assert kernels == ["plan_experts", "multiply_mxfp4_8", "multiply_mxfp4_8"]
+    assert launches.names == ["neg", "mul", "sum", "_to_copy"]
