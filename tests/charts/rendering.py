@@ -26,10 +26,12 @@ VALUE_SETS = ("cpu-demo", "gpu", "production")
 USER_SETS = (
     "argo-cd", "gguf", "hub-behind-proxy", "image-volume", "node-folder", "openshift", "rdma", "s3-by-fetch",
 )  # fmt: skip
-EVERY_VALUE = "every_value"
+EVERY_VALUE, EVERY_GPU_VALUE = "every_value", "every_gpu_value"
 RELEASE, NAMESPACE = "segue", "serving"
 HELM_SECONDS_MAX = 60.0
-SHARED_GPU = (  # with device=cuda
+# What `device=cuda` takes beside it.
+CUDA = ("device=cuda", "prefill.resources.limits.memory=32Gi", "decode.resources.limits.memory=32Gi")
+SHARED_GPU = (  # with CUDA
     "sameNodeGpuIpc.enabled=true",
     "sameNodeGpuIpc.runAsUser=10007",
     "kv.transport=nixl",
@@ -40,10 +42,10 @@ Object = dict[str, Any]
 
 
 def values_file(values: str) -> Path:
-    """A ready-made value set of the chart, or `every_value`, which is made for tests."""
+    """A ready-made value set of the chart, or one of the two that are made for tests."""
     return (
-        Path(__file__).with_name("every_value.yaml")
-        if values == EVERY_VALUE
+        Path(__file__).with_name(f"{values}.yaml")
+        if values in (EVERY_VALUE, EVERY_GPU_VALUE)
         else CHART / "ci" / f"{values}.yaml"
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.charts.pod_security import violations
-from tests.charts.rendering import CHART, SHARED_GPU, USER_SETS, VALUE_SETS, objects, pods, run_helm
+from tests.charts.rendering import CHART, CUDA, SHARED_GPU, USER_SETS, VALUE_SETS, objects, pods, run_helm
 
 OURS = {"router", "prefill", "decode", "test", "isolation-test"}
 RDMA = ("rdma.enabled=true", "rdma.acknowledgeOpenFabric=true", "rdma.devices=mlx5_0:1")
@@ -65,7 +65,10 @@ def test_a_spoilt_pod_is_found_out(expected: str) -> None:
 
 
 def test_rdma_and_shared_gpus_leave_the_level_in_workers_alone() -> None:
-    assert level_and_findings(*RDMA)["decode"] == ["decode: capability IPC_LOCK"]
+    assert level_and_findings(*RDMA)["decode"] == []
+    as_root = level_and_findings(*RDMA, "rdma.runAsRoot=true")
+    assert as_root["decode"] == ["decode: runAsUser 0", "decode: runAsNonRoot", "decode: capability IPC_LOCK"]
+    assert as_root["router"] == []
     found = level_and_findings(*SHARED_GPU)
     assert found["prefill"] == found["decode"] == ["hostPID", "hostIPC"]
     assert found["router"] == found["test"] == []
@@ -102,9 +105,10 @@ def test_the_notes_say_where_the_model_goes_and_that_one_node_may_be_too_few() -
 
 def test_the_notes_say_which_level_is_left() -> None:
     assert "level `restricted`" in notes()
-    both = notes(*RDMA, *SHARED_GPU, "device=cuda")
+    both = notes(*RDMA, "rdma.runAsRoot=true", *SHARED_GPU, *CUDA)
     assert (
-        "level `privileged`, because of rdma.enabled (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)" in both
+        "level `privileged`, because of rdma.runAsRoot (IPC_LOCK) and sameNodeGpuIpc (host IPC and PID)"
+        in both
     )
 
 
@@ -113,7 +117,7 @@ def test_workers_that_share_the_hosts_processes_have_a_user_id_of_their_own() ->
     users = {name: pod["spec"]["securityContext"]["runAsUser"] for name, pod in rendered.items()}
     assert {users[role] for role in ("prefill", "decode")} == {10007}
     assert {users[role] for role in ("router", "test", "isolation-test")} == {10001}
-    assert "A process of the same user id on their nodes" in notes(*SHARED_GPU, "device=cuda")
+    assert "A process of the same user id on their nodes" in notes(*SHARED_GPU, *CUDA)
 
 
 def test_user_namespaces_are_asked_for_where_a_value_says_so() -> None:
@@ -136,11 +140,12 @@ def test_a_routers_memory_is_requested_whole() -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_the_root_file_system_is_read_only_and_no_service_is_injected(values: str) -> None:
+def test_the_root_file_system_is_read_only_but_on_gpus_and_no_service_is_injected(values: str) -> None:
     for pod in pods(objects(values)).values():
         assert pod["spec"]["enableServiceLinks"] is False
         for container in pod["spec"]["containers"] + pod["spec"].get("initContainers", []):
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            on_gpu = "nvidia.com/gpu" in container["resources"]["limits"]
+            assert container["securityContext"]["readOnlyRootFilesystem"] is not on_gpu
 
 
 def test_only_routers_hold_a_token() -> None:

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS
 from shared.process import settings
-from tests.charts.rendering import RefusedError, manifest
+from tests.charts.rendering import CUDA, RefusedError, manifest
 
 # What a person types → words of the answer; the key is always among them.
 MISTAKES = {
@@ -51,11 +51,15 @@ MISTAKES = {
     "router.config.allowedHosts[0]=https://api.example.com": ["/router/config/allowedHosts/0", "pattern"],
     "auth.enabled=maybe": ["/auth/enabled", "want boolean"],
     "router.config.apiKeysFile=/keys": ["/router/config", "apiKeysFile", "not allowed"],
-    "gpu.perPod=0": ["/gpu/perPod", "minimum"],
+    "decode.gpus=-1": ["/decode/gpus", "minimum"],
+    "prefill.dnsPolicy=Cluster": ["/prefill/dnsPolicy", "ClusterFirst"],
+    "podDisruptionBudget.unhealthyPodEvictionPolicy=Never": ["unhealthyPodEvictionPolicy", "AlwaysAllow"],
+    "extraObjects=3": ["/extraObjects", "want array"],
     "gpu.sharedMemorySize=1": ["/gpu/sharedMemorySize", "want string"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
 }
 IN_THE_CHART = {"kv_transport": "kv.transport"}  # settings of processes that are values of the chart itself
+ON_CUDA = ",".join(CUDA)
 NIXL = "kv.transport=nixl,kv.allowUnauthenticatedTcp=true"
 HUB = f"model=a/b,modelSource.hub.revision={'0' * 40}"
 FETCH = "modelSource.kind=fetch,modelSource.fetch.image=s5cmd,modelSource.fetch.command={s5cmd}"
@@ -99,10 +103,37 @@ CONTRADICTIONS = {
     "router.resources.limits.memory=1M,router.config.routerBytesMax=500001": "more than half of router.resources",
     "router.resources.limits.memory=400Mi": "router.config.routerBytesMax is 268435456",
     "sameNodeGpuIpc.enabled=true": "device is not cuda",
-    "sameNodeGpuIpc.enabled=true,device=cuda": "set kv.transport to nixl",
-    f"sameNodeGpuIpc.enabled=true,device=cuda,{NIXL}": "set sameNodeGpuIpc.runAsUser to a user id",
-    f"sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,device=cuda,{NIXL},hostUsers=false": "hostUsers is",
-    "device=cuda,gpu.perPod=2": "gpu.perPod is 2, but a worker computes on one GPU",
+    f"sameNodeGpuIpc.enabled=true,{ON_CUDA}": "set kv.transport to nixl",
+    f"sameNodeGpuIpc.enabled=true,{ON_CUDA},{NIXL}": "set sameNodeGpuIpc.runAsUser to a user id",
+    f"sameNodeGpuIpc.enabled=true,sameNodeGpuIpc.runAsUser=10007,{ON_CUDA},{NIXL},hostUsers=false": "hostUsers is",
+    "gpu.perPod=1": "gpu.perPod is called prefill.gpus and decode.gpus now",
+    f"{ON_CUDA},prefill.gpus=2": "prefill.gpus is 2, but a worker computes on one GPU",
+    f"{ON_CUDA},decode.gpus=0": "decode.gpus is 0 and decode.resourceClaims is empty",
+    f"{ON_CUDA},decode.resources.limits.nvidia\\.com/gpu=4": "leave it out of the resources",
+    "device=cuda": "decode.resources.limits.memory is 2Gi|prefill.resources.limits.memory is 2Gi",
+    f"{ON_CUDA},decode.resources.limits.memory=7Gi": "decode.resources.limits.memory is 7Gi, but device is cuda",
+    "router.config.heartbeatSeconds=10": "router.config.heartbeatSeconds is 10, but a peer that is silent",
+    "decode.config.heartbeatSeconds=3": "decode.config.heartbeatSeconds is 3",
+    "silenceSeconds=1": "heartbeatSeconds is 1, but a peer that is silent for silenceSeconds .1.",
+    "decode.config.leaseSeconds=1": "renewSeconds is 1 and decode.config.leaseSeconds is 1",
+    "router.config.renewSeconds=20": "renewSeconds is 20 and prefill.config.leaseSeconds is 10",
+    "prefill.config.leaseSeconds=2": "renewSeconds is 1 and prefill.config.leaseSeconds is 2",
+    "startupSeconds=1": "the startup seconds of router are 1, but a process alone",
+    "decode.startupSeconds=29": "the startup seconds of decode are 29",
+    "decode.replicas=0": "may take 600 s to start, but router.config.waitingSecondsMax is 30",
+    "decode.replicas=0,decode.startupSeconds=60,router.config.waitingSecondsMax=59": "may take 60 s to start",
+    "podDisruptionBudget.maxUnavailable=0": "the drain of a node would wait for ever",
+    "podDisruptionBudget.maxUnavailable=0%": "the drain of a node would wait for ever",
+    "decode.strategy.rollingUpdate.maxSurge=0": "no pod could ever be replaced",
+    f"{NIXL},kv.ports=20000-20000": "needs two for each interface",
+    "commonLabels.app\\.kubernetes\\.io/name=mine": "commonLabels sets app.kubernetes.io/name, by which",
+    "decode.podLabels.app\\.kubernetes\\.io/component=x": "decode.podLabels sets app.kubernetes.io/component",
+    "router.podLabels.app\\.kubernetes\\.io/instance=x": "router.podLabels sets app.kubernetes.io/instance",
+    "decode.hostNetwork=true": "decode.hostNetwork gives pods the addresses of their nodes",
+    "router.hostNetwork=true": "router.hostNetwork gives pods the addresses of their nodes",
+    "rdma.runAsRoot=true": "rdma.runAsRoot lets workers pin memory for RDMA, but rdma.enabled is false",
+    "decode.rdma.devices=mlx5_0:1": "decode.rdma.devices is mlx5_0:1, but rdma.enabled is false",
+    "rdma.enabled=true,rdma.acknowledgeOpenFabric=true,decode.rdma.devices=mlx5_0:1": "name it with its port",
     "prefill.replicas=0,router.config.localPrefill=never": "nobody would compute prompts",
     "prefill.replicas=0,decode.config.localTokensMax=0": "nobody would compute prompts",
     "model=a/b": "modelSource.hub.revision is main, which can move",

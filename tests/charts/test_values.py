@@ -17,6 +17,7 @@ from shared.wire.messages import Role
 from tests.charts.rendering import (
     CHART,
     CHART_VERSION,
+    CUDA,
     EVERY_VALUE,
     SHARED_GPU,
     USER_SETS,
@@ -34,7 +35,7 @@ from tests.charts.rendering import (
 # Ends of the paths in the schema where an object of Kubernetes stands, which Kubernetes checks.
 KUBERNETES = (
     "/global", "/podSecurityContext", "/securityContext", "Affinity", "/valueFrom", "Ref", "Selector",
-    "/topologySpreadConstraints[]", "/extraVolumes[]", "/extraVolumeMounts[]",
+    "/container", "/dnsConfig", "/topologySpreadConstraints[]", "/extraVolumes[]", "/extraVolumeMounts[]",
 )  # fmt: skip
 
 
@@ -86,7 +87,12 @@ def test_a_changed_config_rolls_the_pods_that_read_it_and_no_others() -> None:
 
 def test_replicas_null_leaves_the_field_out() -> None:
     assert deployment("decode", None, "decode.replicas=3")["spec"]["replicas"] == 3
-    assert deployment("decode", None, "decode.replicas=0")["spec"]["replicas"] == 0
+    assert (
+        deployment("decode", None, "decode.replicas=0", "router.config.waitingSecondsMax=600")["spec"][
+            "replicas"
+        ]
+        == 0
+    )
     assert "replicas" not in deployment("decode", None, "decode.replicas=null")["spec"]
 
 
@@ -129,7 +135,7 @@ def test_decode_asks_for_more_cpu_than_prefill_and_neither_is_limited() -> None:
         ((), f"localhost/segue-router:{CHART_VERSION}", f"localhost/segue-worker:{CHART_VERSION}"),
         (("image.tag=v2",), "localhost/segue-router:v2", "localhost/segue-worker:v2"),
         (
-            ("device=cuda",),
+            CUDA,
             f"localhost/segue-router:{CHART_VERSION}",
             f"localhost/segue-worker:{CHART_VERSION}-cuda",
         ),
@@ -214,9 +220,7 @@ def test_every_value_for_a_pod_arrives(role: str) -> None:
 
 
 def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
-    asked = container("decode", "device=cuda", "gpu.resourceName=nvidia.com/gpu.shared")["resources"][
-        "limits"
-    ]
+    asked = container("decode", *CUDA, "gpu.resourceName=nvidia.com/gpu.shared")["resources"]["limits"]
     assert asked["nvidia.com/gpu.shared"] == 1
     assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
 

@@ -3,6 +3,8 @@
 {{- include "segue.refuseRenamed" . -}}
 {{- include "segue.refuseModel" . -}}
 {{- include "segue.refuseDevices" . -}}
+{{- include "segue.refuseDeadPods" . -}}
+{{- include "segue.refuseTimes" . -}}
 {{- include "segue.refuseBodies" . -}}
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
@@ -31,6 +33,9 @@
 {{- end -}}
 {{- include "segue.refuseOpenKv" . -}}
 {{- $kv := splitList "-" .Values.kv.ports -}}
+{{- if and (eq (include "segue.kvTransport" .) "nixl") (lt (sub (last $kv | int) (first $kv | int)) 1) -}}
+{{- fail (printf "kv.ports %s is one port, but KV travels by nixl, which needs two for each interface: give a range" .Values.kv.ports) -}}
+{{- end -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
 {{- end -}}
@@ -64,11 +69,20 @@
 {{- if and .Values.rdma.enabled (not .Values.rdma.acknowledgeOpenFabric) -}}
 {{- fail "rdma.enabled opens the workers' memory to everybody on the RDMA fabric, which network policies do not filter: give this release a partition (pkey), VLAN or virtual functions of its own, and set rdma.acknowledgeOpenFabric" -}}
 {{- end -}}
-{{- if and .Values.rdma.enabled (not .Values.rdma.devices) -}}
+{{- if and .Values.rdma.enabled (not .Values.rdma.devices) (not (and .Values.prefill.rdma.devices .Values.decode.rdma.devices)) -}}
 {{- fail "rdma.enabled claims a device, but rdma.devices is empty, so KV would not use it: name it with its port, as in mlx5_0:1" -}}
 {{- end -}}
 {{- if and .Values.rdma.devices (not .Values.rdma.enabled) -}}
 {{- fail (printf "rdma.devices is %s, but rdma.enabled is false, so no pod has the device: set rdma.enabled, or leave rdma.devices empty" .Values.rdma.devices) -}}
+{{- end -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $devices := (index $.Values $role).rdma.devices -}}
+{{- if and $devices (not $.Values.rdma.enabled) -}}
+{{- fail (printf "%s.rdma.devices is %s, but rdma.enabled is false, so no pod has the device: set rdma.enabled" $role $devices) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.rdma.runAsRoot (not .Values.rdma.enabled) -}}
+{{- fail "rdma.runAsRoot lets workers pin memory for RDMA, but rdma.enabled is false: leave it false" -}}
 {{- end -}}
 {{- if and .Values.rdma.enabled (eq .Values.kv.transport "tls") -}}
 {{- fail "rdma.enabled claims a device, but kv.transport is tls, which uses TCP: leave kv.transport at auto" -}}
@@ -196,6 +210,19 @@
 {{- if and (eq $.Values.device "cpu") (hasKey $limits $.Values.gpu.resourceName) -}}
 {{- fail (printf "%s.resources asks for %s, but device is cpu: set device to cuda" $role $.Values.gpu.resourceName) -}}
 {{- end -}}
+{{- if hasKey $limits $.Values.gpu.resourceName -}}
+{{- fail (printf "%s.resources asks for %s, which is said by %s.gpus: leave it out of the resources" $role $.Values.gpu.resourceName $role) -}}
+{{- end -}}
+{{- $gpus := (index $.Values $role).gpus | int -}}
+{{- if and (eq $.Values.device "cuda") (gt $gpus 1) -}}
+{{- fail (printf "%s.gpus is %d, but a worker computes on one GPU: leave it at 1, and set %s.replicas" $role $gpus $role) -}}
+{{- end -}}
+{{- if and (eq $.Values.device "cuda") (eq $gpus 0) (not (index $.Values $role).resourceClaims) -}}
+{{- fail (printf "%s.gpus is 0 and %s.resourceClaims is empty, but device is cuda: the pod would have no GPU; set one of them" $role $role) -}}
+{{- end -}}
+{{- if and (eq $.Values.device "cuda") $limits.memory (lt (include "segue.bytes" $limits.memory | float64) 8589934592.0) -}}
+{{- fail (printf "%s.resources.limits.memory is %v, but device is cuda: CUDA and the loading of weights alone take some GiB; give at least 8Gi, and what %s.config.hostFraction adds, with requests to match (ci/gpu.yaml has 32Gi)" $role $limits.memory $role) -}}
+{{- end -}}
 {{- if and (eq $.Values.device "cpu") (not $limits.memory) (not $config.memoryBytes) (not $config.kvPages) -}}
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
@@ -207,9 +234,6 @@
 {{- if eq (toString (dig "localTokensMax" 1 (default dict .Values.decode.config))) "0" -}}
 {{- fail "prefill.replicas is 0 and decode.config.localTokensMax is 0: nobody would compute prompts; change one of them" -}}
 {{- end -}}
-{{- end -}}
-{{- if and (eq .Values.device "cuda") (ne (.Values.gpu.perPod | int) 1) -}}
-{{- fail (printf "gpu.perPod is %d, but a worker computes on one GPU: leave it at 1, and set prefill.replicas and decode.replicas" (.Values.gpu.perPod | int)) -}}
 {{- end -}}
 {{- $shared := .Values.sameNodeGpuIpc -}}
 {{- if and $shared.enabled (ne .Values.device "cuda") -}}

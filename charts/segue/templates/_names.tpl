@@ -98,7 +98,7 @@ digests that its own tags had, so that they are pulled by digest from any regist
 {{- define "segue.imageReference" -}}
 {{- $root := index . 0 -}}{{- $image := index . 1 -}}
 {{- $name := $image.repository -}}
-{{- with $root.Values.image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
+{{- with dig "imageRegistry" "" (default dict $root.Values.global) | default $root.Values.image.registry -}}{{- $name = printf "%s/%s" (trimSuffix "/" .) $name -}}{{- end -}}
 {{- $released := default dict ($root.Files.Get "digests.json" | default "{}" | fromJson) -}}
 {{- $digest := default (get $released (printf "%s:%s" $image.repository $image.tag)) $image.digest -}}
 {{- if $digest -}}{{ $name }}@{{ $digest }}{{- else -}}{{ $name }}:{{ $image.tag }}{{- end -}}
@@ -112,16 +112,31 @@ it. A tag in a registry can be another image today. */}}
 {{- default (ternary "IfNotPresent" "Always" $fixed) $root.Values.image.pullPolicy -}}
 {{- end -}}
 
-{{/* (root, "router" | "worker") → its image. What it says itself beats what `image` says for both. */}}
+{{/* (root, "router" | "worker" | a worker's role) → its image. What it says itself beats what `image` says for both, and a
+role beats `worker`. */}}
 {{- define "segue.image" -}}
 {{- $root := index . 0 -}}{{- $of := index . 1 -}}
-{{- $own := (index $root.Values $of).image -}}{{- $both := $root.Values.image -}}
+{{- $values := $root.Values -}}{{- $both := $values.image -}}
+{{- $own := (index $values $of).image -}}
+{{- if has $of (list "prefill" "decode") -}}
+{{- $shared := $values.worker.image -}}
+{{- $said := or $own.tag $own.digest -}}
+{{- $own = dict "repository" (default $shared.repository $own.repository) "tag" (ternary $own.tag $shared.tag (not (empty $said))) "digest" (ternary $own.digest $shared.digest (not (empty $said))) -}}
+{{- end -}}
 {{- $digest := $own.digest -}}
 {{- if and (not $own.digest) (not $own.tag) -}}{{- $digest = $both.digest -}}{{- end -}}
 {{- $tag := $own.tag -}}
 {{- if not $tag -}}
 {{- $tag = default $root.Chart.AppVersion $both.tag -}}
-{{- if and (eq $of "worker") (eq $root.Values.device "cuda") -}}{{- $tag = printf "%s-cuda" $tag -}}{{- end -}}
+{{- if and (ne $of "router") (eq $root.Values.device "cuda") -}}{{- $tag = printf "%s-cuda" $tag -}}{{- end -}}
 {{- end -}}
 {{- include "segue.imageReference" (list $root (dict "repository" $own.repository "tag" $tag "digest" $digest)) -}}
+{{- end -}}
+
+{{/* (root, annotations of one object) → `annotations:` with those of all objects, or nothing. */}}
+{{- define "segue.annotations" -}}
+{{- with merge (dict) (default dict (index . 1)) (default dict (index . 0).Values.commonAnnotations) -}}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}

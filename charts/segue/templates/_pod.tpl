@@ -19,17 +19,11 @@ replicas: {{ dig "spec" "replicas" $wanted (default dict $live) | int }}
 {{/* (root, role) → metadata of the pod; a changed config file rolls the pods that read it, and no others. */}}
 {{- define "segue.podMetadata" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $values := index $root.Values $role -}}
+{{- $ours := dict "checksum/config" (include "segue.configFile" . | sha256sum) "kubectl.kubernetes.io/default-container" $role -}}
 labels:
-  {{- include "segue.podLabels" . | nindent 2 }}
-  {{- with $values.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- merge (dict) (default dict $values.podLabels) (include "segue.podLabels" . | fromYaml) | toYaml | nindent 2 }}
 annotations:
-  checksum/config: {{ include "segue.configFile" . | sha256sum }}
-  kubectl.kubernetes.io/default-container: {{ $role }}
-  {{- with $values.podAnnotations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- merge (dict) (default dict $values.podAnnotations) $ours | toYaml | nindent 2 }}
 {{- end -}}
 
 {{/* (root, role) → the file that --config names. */}}
@@ -37,10 +31,12 @@ annotations:
 {{- toYaml (index (index . 0).Values (index . 1)).config -}}
 {{- end -}}
 
-{{/* (root, of) → the pod's security context. Workers that share the host's processes have a user id of their own. */}}
+{{/* (root, role, of) → the pod's security context, the role's own last. Workers that share the host's processes have a user id
+of their own. */}}
 {{- define "segue.podSecurityContext" -}}
-{{- $root := index . 0 -}}{{- $of := index . 1 -}}
-{{- $context := deepCopy (default dict $root.Values.podSecurityContext) -}}
+{{- $root := index . 0 -}}{{- $of := index . 2 -}}
+{{- $own := deepCopy (default dict (index $root.Values (index . 1)).podSecurityContext) -}}
+{{- $context := mergeOverwrite (deepCopy (default dict $root.Values.podSecurityContext)) $own -}}
 {{- if and $root.Values.sameNodeGpuIpc.enabled (eq $of "worker") -}}
 {{- $_ := set $context "runAsUser" ($root.Values.sameNodeGpuIpc.runAsUser | int) -}}
 {{- end -}}
@@ -50,35 +46,76 @@ annotations:
 {{/* (root, role, of) → the first fields of a pod's spec. */}}
 {{- define "segue.podFields" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
-serviceAccountName: {{ include "segue.serviceAccount" (list $root $of) }}
+serviceAccountName: {{ include "segue.serviceAccount" (list $root $of) | quote }}
 automountServiceAccountToken: {{ eq $of "router" }}
 enableServiceLinks: false
 {{- if not (kindIs "invalid" $root.Values.hostUsers) }}
 hostUsers: {{ $root.Values.hostUsers }}
 {{- end }}
-{{- with include "segue.podSecurityContext" (list $root $of) }}
+{{- with include "segue.podSecurityContext" . }}
 securityContext:
   {{- . | nindent 2 }}
 {{- end }}
-{{- with $root.Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
+{{- include "segue.pullSecrets" $root }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . | quote }}
 {{- end }}
-{{- range $field := list "priorityClassName" "runtimeClassName" }}
-{{- with index $values $field }}
-{{ $field }}: {{ . }}
-{{- end }}
+{{- $onGpu := and (eq $of "worker") (eq $root.Values.device "cuda") }}
+{{- with default (ternary $root.Values.gpu.runtimeClassName "" $onGpu) $values.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- include "segue.placement" (list $root $role "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints") }}
-{{- with include "segue.modelInit" . }}
+{{- include "segue.network" $values }}
+{{- with $values.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- $model := include "segue.modelInit" . }}
+{{- if or $model $values.extraInitContainers }}
 initContainers:
+  {{- with $model }}
   {{- . | nindent 2 }}
+  {{- end }}
+  {{- with $values.extraInitContainers }}
+  {{- tpl (toYaml .) $root | nindent 2 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The values of a role → its fields of a pod's spec about network and scheduler. With the node's network, names are still
+looked up in the cluster. */}}
+{{- define "segue.network" -}}
+{{- if .hostNetwork }}
+hostNetwork: true
+{{- end }}
+{{- with default (ternary "ClusterFirstWithHostNet" "" .hostNetwork) .dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- range $field, $value := pick . "dnsConfig" "hostAliases" }}
+{{- with $value }}
+{{ $field }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .schedulerName }}
+schedulerName: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* (root, role) → containers of the user's beside the one of Segue. */}}
+{{- define "segue.extraContainers" -}}
+{{- with (index (index . 0).Values (index . 1)).extraContainers }}
+{{- tpl (toYaml .) (index $ 0) }}
 {{- end }}
 {{- end -}}
 
 {{/* (root, role, field…) → those of them that have a value; templates may stand in it, for selectors need the release's name. */}}
 {{- define "segue.placement" -}}
-{{- $root := index . 0 -}}{{- $values := index $root.Values (index . 1) -}}
+{{- $root := index . 0 -}}{{- $values := deepCopy (index $root.Values (index . 1)) -}}
+{{- if and (ne (index . 1) "router") (eq $root.Values.device "cuda") -}}
+{{- $taint := dict "key" $root.Values.gpu.resourceName "operator" "Exists" "effect" "NoSchedule" -}}
+{{- $_ := set $values "tolerations" (append (default list $values.tolerations) $taint | uniq) -}}
+{{- end -}}
 {{- range $field := slice . 2 }}
 {{- with index $values $field }}
 {{ $field }}:
@@ -98,12 +135,13 @@ initContainers:
 {{- end }}
 {{- end -}}
 
-{{/* (root, role, of) → the first fields of its one container. */}}
+{{/* (root, role, of) → the first fields of its own container. */}}
 {{- define "segue.containerFields" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $of := index . 2 -}}{{- $values := index $root.Values $role -}}
 name: {{ $role }}
-image: {{ include "segue.image" (list $root $of) }}
-imagePullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.image" (list $root $of))) }}
+{{- $image := include "segue.image" (list $root $role) }}
+image: {{ $image | quote }}
+imagePullPolicy: {{ include "segue.pullPolicy" (list $root $image) }}
 terminationMessagePolicy: FallbackToLogsOnError
 command: [python, -m, {{ $role }}]
 args: [--config, /etc/segue/config.yaml]
@@ -176,7 +214,7 @@ volumeMounts:
     name: {{ include "segue.fullname" $root }}-{{ $role }}
 - name: links
   secret:
-    secretName: {{ include "segue.linksSecret" (list $root (eq $role "router" | ternary "router" "worker")) }}
+    secretName: {{ include "segue.linksSecret" (list $root (eq $role "router" | ternary "router" "worker")) | quote }}
     defaultMode: 0440
     items:
       - key: keys.pem
@@ -184,7 +222,7 @@ volumeMounts:
 {{- if and $root.Values.auth.enabled (eq $role "router") }}
 - name: api-keys
   secret:
-    secretName: {{ include "segue.apiKeysSecret" $root }}
+    secretName: {{ include "segue.apiKeysSecret" $root | quote }}
     defaultMode: 0440
     items:
       - key: keys
@@ -192,12 +230,12 @@ volumeMounts:
 {{- end }}
 - name: scratch
   emptyDir:
-    sizeLimit: {{ $root.Values.scratchSizeLimit }}
+    sizeLimit: {{ $root.Values.scratchSizeLimit | quote }}
 {{- with include "segue.sharedMemory" . }}
 - name: shared-memory
   emptyDir:
     medium: Memory
-    sizeLimit: {{ . }}
+    sizeLimit: {{ . | quote }}
 {{- end }}
 {{- with include "segue.modelVolume" (list $root $role) }}
 {{ . }}
@@ -227,12 +265,23 @@ timeoutSeconds: 5
 failureThreshold: 3
 {{- end -}}
 
-{{/* (root, path) → a probe that gives the process `startupSeconds` to start. */}}
+{{/* (root, role, path) → a probe that gives the process its seconds to start. */}}
 {{- define "segue.startupProbe" -}}
 httpGet:
-  path: {{ index . 1 }}
+  path: {{ index . 2 }}
   port: admin
 periodSeconds: 1
 timeoutSeconds: 5
-failureThreshold: {{ (index . 0).Values.startupSeconds | int }}
+failureThreshold: {{ include "segue.startupSeconds" . }}
+{{- end -}}
+
+{{/* root → `imagePullSecrets:` of all pods, or nothing; Helm's `global` may name some for all charts. */}}
+{{- define "segue.pullSecrets" -}}
+{{- $secrets := concat (default list .Values.image.pullSecrets) (dig "imagePullSecrets" list (default dict .Values.global)) -}}
+{{- $named := list -}}
+{{- range $secrets -}}{{- $named = append $named (kindIs "string" . | ternary (dict "name" .) .) -}}{{- end -}}
+{{- with $named | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}

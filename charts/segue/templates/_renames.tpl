@@ -11,6 +11,9 @@
 {{- if hasKey (default dict .Values.router.config) "readySecondsMax" -}}
 {{- fail "router.config.readySecondsMax has gone: a stream that has begun waits for room as long as it takes; leave it out" -}}
 {{- end -}}
+{{- if hasKey .Values.gpu "perPod" -}}
+{{- fail "gpu.perPod is called prefill.gpus and decode.gpus now, one for each role" -}}
+{{- end -}}
 {{- if eq .Values.kv.transport "sealed" -}}
 {{- fail "kv.transport sealed is called tls now" -}}
 {{- end -}}

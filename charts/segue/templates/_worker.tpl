@@ -10,6 +10,7 @@ metadata:
   namespace: {{ $root.Release.Namespace }}
   labels:
     {{- include "segue.labels" . | nindent 4 }}
+  {{- with include "segue.annotations" (list $root $values.annotations) }}{{ . | nindent 2 }}{{ end }}
 spec:
   {{- with include "segue.replicas" . }}
   {{- . | nindent 2 }}
@@ -18,14 +19,14 @@ spec:
     matchLabels:
       {{- include "segue.selectorLabels" . | nindent 6 }}
   strategy:
-    {{- toYaml $values.strategy | nindent 4 }}
-  progressDeadlineSeconds: {{ add 600 $root.Values.startupSeconds }}
+    {{- include "segue.strategy" . | nindent 4 }}
+  progressDeadlineSeconds: {{ add 600 (include "segue.startupSeconds" . | int) }}
   template:
     metadata:
       {{- include "segue.podMetadata" . | nindent 6 }}
     spec:
       {{- include "segue.podFields" (list $root $role "worker") | nindent 6 }}
-      terminationGracePeriodSeconds: {{ add 15 (ceil $root.Values.drainSeconds | int) }}
+      terminationGracePeriodSeconds: {{ add 15 (include "segue.drainSeconds" . | float64 | ceil | int) }}
       {{- if $root.Values.sameNodeGpuIpc.enabled }}
       hostIPC: true
       hostPID: true
@@ -47,11 +48,11 @@ spec:
             - name: SEGUE_KV_INTERFACE
               value: {{ $root.Values.kv.interface | quote }}
             - name: SEGUE_KV_DEVICES
-              value: {{ $root.Values.rdma.devices | quote }}
+              value: {{ default $root.Values.rdma.devices $values.rdma.devices | quote }}
             - name: SEGUE_DEVICE
               value: {{ $root.Values.device }}
             - name: SEGUE_DRAIN_SECONDS
-              value: {{ $root.Values.drainSeconds | quote }}
+              value: {{ include "segue.drainSeconds" . | quote }}
             {{- with $values.extraEnv }}
             {{- toYaml . | nindent 12 }}
             {{- end }}
@@ -63,7 +64,7 @@ spec:
             - name: kv
               containerPort: {{ splitList "-" $root.Values.kv.ports | first }}
           startupProbe:
-            {{- include "segue.startupProbe" (list $root "/readyz") | nindent 12 }}
+            {{- include "segue.startupProbe" (list $root $role "/readyz") | nindent 12 }}
           readinessProbe:
             {{- include "segue.readinessProbe" $root | nindent 12 }}
           livenessProbe:
@@ -71,7 +72,10 @@ spec:
           resources:
             {{- include "segue.workerResources" . | nindent 12 }}
           securityContext:
-            {{- include "segue.workerSecurityContext" $root | nindent 12 }}
+            {{- include "segue.containerSecurityContext" . | nindent 12 }}
+        {{- with include "segue.extraContainers" . }}
+        {{- . | trim | nindent 8 }}
+        {{- end }}
       volumes:
         {{- include "segue.volumes" . | nindent 8 }}
 {{- end -}}
@@ -86,24 +90,49 @@ spec:
 {{- $root := index . 0 -}}
 {{- $resources := deepCopy (default dict (index $root.Values (index . 1)).resources) -}}
 {{- $devices := dict -}}
-{{- if eq $root.Values.device "cuda" -}}
-{{- $_ := set $devices $root.Values.gpu.resourceName ($root.Values.gpu.perPod | int) -}}
+{{- $values := index $root.Values (index . 1) -}}
+{{- if and (eq $root.Values.device "cuda") $values.gpus -}}
+{{- $_ := set $devices $root.Values.gpu.resourceName ($values.gpus | int) -}}
 {{- end -}}
 {{- if $root.Values.rdma.enabled -}}
-{{- $_ := set $devices $root.Values.rdma.resourceName ($root.Values.rdma.perPod | int) -}}
+{{- $_ := set $devices $root.Values.rdma.resourceName (default $root.Values.rdma.perPod $values.rdma.perPod | int) -}}
 {{- end -}}
 {{- if $devices -}}
 {{- $_ := set $resources "limits" (merge dict (default dict $resources.limits) $devices) -}}
 {{- end -}}
+{{- with $values.resourceClaims -}}
+{{- $claims := list -}}
+{{- range . -}}{{- $claims = append $claims (dict "name" .name) -}}{{- end -}}
+{{- $_ := set $resources "claims" $claims -}}
+{{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}
 
-{{- define "segue.workerSecurityContext" -}}
-{{- $context := deepCopy (default dict .Values.securityContext) -}}
-{{- if .Values.rdma.enabled -}}
-{{- $capabilities := default dict $context.capabilities -}}
-{{- $_ := set $capabilities "add" (append (default list $capabilities.add) "IPC_LOCK" | uniq) -}}
-{{- $_ := set $context "capabilities" $capabilities -}}
+{{/* (root, role) → the container's security context: what all have, what a device needs, what the role says itself.
+A container with a GPU may write to its root file system, since hooks of NVIDIA's container toolkit write there before it
+starts. IPC_LOCK is added for root alone: Kubernetes has no ambient capabilities, so for others it would do nothing. */}}
+{{- define "segue.containerSecurityContext" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+{{- $context := deepCopy (default dict $root.Values.securityContext) -}}
+{{- if ne $role "router" -}}
+{{- if eq $root.Values.device "cuda" -}}
+{{- $_ := set $context "readOnlyRootFilesystem" false -}}
 {{- end -}}
-{{- toYaml $context -}}
+{{- if and $root.Values.rdma.enabled $root.Values.rdma.runAsRoot -}}
+{{- $_ := set $context "runAsUser" 0 -}}
+{{- $_ := set $context "runAsNonRoot" false -}}
+{{- $_ := set $context "capabilities" (dict "drop" (list "ALL") "add" (list "IPC_LOCK")) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $context (deepCopy (default dict (index $root.Values $role).securityContext))) -}}
+{{- end -}}
+
+{{/* (root, role) → the Deployment's strategy; Kubernetes takes no rollingUpdate beside Recreate. */}}
+{{- define "segue.strategy" -}}
+{{- $strategy := (index (index . 0).Values (index . 1)).strategy -}}
+{{- if eq (default "" $strategy.type) "Recreate" -}}
+type: Recreate
+{{- else -}}
+{{- toYaml $strategy -}}
+{{- end -}}
 {{- end -}}

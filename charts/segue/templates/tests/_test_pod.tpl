@@ -8,10 +8,7 @@ enableServiceLinks: false
 securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "segue.pullSecrets" . }}
 {{- include "segue.placement" (list . "router" "nodeSelector" "tolerations") }}
 {{- end -}}
 

@@ -1,0 +1,68 @@
+{{/* Values by which a release would install and never serve, never roll or never be found: one sentence each. */}}
+{{- define "segue.refuseDeadPods" -}}
+{{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" -}}
+{{- range $of, $labels := dict "commonLabels" .Values.commonLabels "router.podLabels" .Values.router.podLabels "prefill.podLabels" .Values.prefill.podLabels "decode.podLabels" .Values.decode.podLabels -}}
+{{- range $key, $value := default dict $labels -}}
+{{- if has $key $own -}}
+{{- fail (printf "%s sets %s, by which Services, policies and budgets of this release find its pods: take another key" $of $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.podDisruptionBudget.enabled (has (toString .Values.podDisruptionBudget.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "podDisruptionBudget.maxUnavailable is %v, so no pod could be evicted and the drain of a node would wait for ever: give at least 1, or set podDisruptionBudget.enabled to false" .Values.podDisruptionBudget.maxUnavailable) -}}
+{{- end -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- if and (index $.Values $role).hostNetwork $.Values.networkPolicy.enabled -}}
+{{- fail (printf "%s.hostNetwork gives pods the addresses of their nodes, which network policies do not know as pods, so routers and workers could not reach each other: set networkPolicy.enabled to false, and close the ports by other means" $role) -}}
+{{- end -}}
+{{- $strategy := default dict (index $.Values $role).strategy -}}
+{{- $rolling := default dict $strategy.rollingUpdate -}}
+{{- if and (ne (default "RollingUpdate" $strategy.type) "Recreate") (has (toString $rolling.maxSurge) (list "0" "0%")) (has (toString $rolling.maxUnavailable) (list "0" "0%")) -}}
+{{- fail (printf "%s.strategy.rollingUpdate has maxSurge and maxUnavailable 0, so no pod could ever be replaced: give one of them at least 1" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Times of one process that another one, or the kubelet, does not wait for. Defaults are those of the processes. */}}
+{{- define "segue.refuseTimes" -}}
+{{- $router := default dict .Values.router.config -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- $config := default dict (index $.Values $role).config -}}
+{{- $heartbeat := dig "heartbeatSeconds" 1.0 $config | float64 -}}
+{{- if ge $heartbeat (float64 $.Values.silenceSeconds) -}}
+{{- fail (printf "%s.config.heartbeatSeconds is %v, but a peer that is silent for silenceSeconds (%v) counts as lost, so links would break all the time: keep it at a third of silenceSeconds" $role $heartbeat $.Values.silenceSeconds) -}}
+{{- end -}}
+{{- $start := include "segue.startupSeconds" (list $ $role) | int -}}
+{{- if lt $start 30 -}}
+{{- fail (printf "the startup seconds of %s are %d, but a process alone takes some seconds to begin, and more on a busy node, so its pod would be killed again and again: give at least 30" $role $start) -}}
+{{- end -}}
+{{- if ne $role "router" -}}
+{{- $lease := dig "leaseSeconds" 10.0 $config | float64 -}}
+{{- $renew := dig "renewSeconds" 1.0 $router | float64 -}}
+{{- if ge (mulf 2 $renew) $lease -}}
+{{- fail (printf "router.config.renewSeconds is %v and %s.config.leaseSeconds is %v: several renewals must fit into a lease, or requests are lost while they wait; make the lease at least three times as long" $renew $role $lease) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $waiting := dig "waitingSecondsMax" 30.0 $router | float64 -}}
+{{- $start := include "segue.startupSeconds" (list . "decode") | float64 -}}
+{{- if and (eq (toString .Values.decode.replicas) "0") (lt $waiting $start) -}}
+{{- fail (printf "decode.replicas is 0, and a pod may take %v s to start, but router.config.waitingSecondsMax is %v, so whoever asks first would get 503: set it to at least the startup seconds" $start $waiting) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* (root, role) → seconds in which a pod may load its model: its own, those of all, or what the device takes. */}}
+{{- define "segue.startupSeconds" -}}
+{{- $root := index . 0 -}}
+{{- $usual := ternary 1800 600 (and (eq $root.Values.device "cuda") (ne (index . 1) "router")) -}}
+{{- $own := (index $root.Values (index . 1)).startupSeconds -}}
+{{- if kindIs "invalid" $own -}}{{- $own = $root.Values.startupSeconds -}}{{- end -}}
+{{- if kindIs "invalid" $own -}}{{- $own = $usual -}}{{- end -}}
+{{- int $own -}}
+{{- end -}}
+
+{{/* (root, role) → seconds in which its requests end or migrate. */}}
+{{- define "segue.drainSeconds" -}}
+{{- $own := (index (index . 0).Values (index . 1)).drainSeconds -}}
+{{- if kindIs "invalid" $own -}}{{- (index . 0).Values.drainSeconds -}}{{- else -}}{{- $own -}}{{- end -}}
+{{- end -}}

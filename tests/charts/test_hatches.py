@@ -1,0 +1,158 @@
+"""Escape hatches: what the chart has no opinion about arrives where Kubernetes takes it, and strings stay strings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from shared.local.config import ROLE_CONFIGS
+from tests.charts.kubernetes_schemas import complaints, versions
+from tests.charts.rendering import (
+    CHART,
+    EVERY_GPU_VALUE,
+    EVERY_VALUE,
+    NAMESPACE,
+    Object,
+    objects,
+    of_kind,
+    pods,
+    run_helm,
+    values_file,
+)
+
+NEWEST = versions()[-1]
+GIVEN = yaml.safe_load(values_file(EVERY_VALUE).read_text(encoding="utf-8"))
+POD_FIELDS = ("dnsPolicy", "dnsConfig", "hostAliases", "schedulerName")
+# Strings that must not be any word, or that mean nothing together; the model's source has its own tests.
+NOT_FREE = (
+    "modelSource",
+    "fullnameOverride",
+    "nameOverride",
+    "links",
+    "auth",
+    "rdma",
+    "kv",
+    "global",
+    "config",
+)
+
+
+@pytest.mark.parametrize("role", ROLE_CONFIGS)
+def test_every_hatch_of_a_role_arrives(role: str) -> None:
+    given, rendered = GIVEN[role], objects(EVERY_VALUE)
+    spec = pods(rendered)[role]["spec"]
+    assert {field: spec[field] for field in POD_FIELDS} == {field: given[field] for field in POD_FIELDS}
+    assert spec["initContainers"][-1:] == given["extraInitContainers"]
+    assert [each["name"] for each in spec["containers"]] == [role, "side"]
+    assert spec["containers"][1]["args"] == ["of segue"]  # templates may stand there
+    assert spec["securityContext"].items() >= given["podSecurityContext"].items()
+    assert spec["securityContext"]["runAsUser"] == 10001  # what is not said again stays
+    own = spec["containers"][0]["securityContext"]
+    assert own.items() >= given["securityContext"].items()
+    assert own["allowPrivilegeEscalation"] is False
+    metadata = of_kind(rendered, "Deployment")[f"segue-{role}"]["metadata"]
+    assert metadata["annotations"] == given["annotations"] | GIVEN["commonAnnotations"]
+
+
+def test_with_the_nodes_network_names_are_still_looked_up_in_the_cluster() -> None:
+    for role in ROLE_CONFIGS:
+        spec = pods(objects(EVERY_GPU_VALUE))[role]["spec"]
+        assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+        assert not {"hostNetwork", "dnsPolicy"} & pods(objects(None))[role]["spec"].keys()
+
+
+def test_annotations_of_all_are_on_every_object_but_pods_of_tests() -> None:
+    for thing in objects(EVERY_VALUE):
+        if thing["kind"] != "Pod" and thing["metadata"]["name"] not in ("mine", "segue-text"):
+            found = thing["metadata"]["annotations"]
+            assert found.items() >= GIVEN["commonAnnotations"].items(), thing["metadata"]["name"]
+
+
+def test_objects_of_ones_own_are_rendered_with_templates_in_them() -> None:
+    maps = of_kind(objects(EVERY_VALUE), "ConfigMap")
+    assert maps["mine"]["data"] == {"namespace": NAMESPACE}
+    assert maps["segue-text"]["data"] == {"replicas": "4"}
+
+
+def test_each_role_may_have_an_image_of_its_own() -> None:
+    sets = ("worker.image.tag=a", "decode.image.tag=b", "prefill.image.repository=other")
+    images = {
+        role: pods(objects(None, *sets))[role]["spec"]["containers"][0]["image"] for role in ROLE_CONFIGS
+    }
+    assert images["prefill"] == "localhost/other:a"
+    assert images["decode"] == "localhost/segue-worker:b"
+    assert images["router"].startswith("localhost/segue-router:")
+    digest = f"decode.image.digest=sha256:{'1' * 64}"
+    assert "@sha256:1" in pods(objects(None, digest))["decode"]["spec"]["containers"][0]["image"]
+    assert "@" not in pods(objects(None, digest))["prefill"]["spec"]["containers"][0]["image"]
+
+
+def test_what_helm_says_for_all_charts_goes_before_what_this_one_says() -> None:
+    sets = (
+        "global.imageRegistry=harbor.corp/",
+        "global.imagePullSecrets[0]=a",
+        "image.pullSecrets[0].name=b",
+    )
+    for pod in pods(objects(None, *sets)).values():
+        spec = pod["spec"]
+        for container in spec["containers"] + spec.get("initContainers", []):
+            assert container["image"].startswith("harbor.corp/segue-")
+        assert spec["imagePullSecrets"] == [{"name": "b"}, {"name": "a"}]
+
+
+def test_recreate_is_rendered_without_what_kubernetes_refuses_beside_it() -> None:
+    strategy = of_kind(objects(None, "decode.strategy.type=Recreate"), "Deployment")["segue-decode"]["spec"]
+    assert strategy["strategy"] == {"type": "Recreate"}
+
+
+def test_labels_and_annotations_that_are_said_twice_are_rendered_once() -> None:
+    sets = ("commonLabels.team=a", "decode.podLabels.team=b", "decode.podAnnotations.checksum/config=mine")
+    pod = pods(objects(None, *sets))["decode"]["metadata"]
+    assert (pod["labels"]["team"], pod["annotations"]["checksum/config"]) == ("b", "mine")
+
+
+def test_routers_are_spread_over_nodes_where_that_is_possible() -> None:
+    pod = pods(objects(None, release="other"))["router"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"]) == (
+        "kubernetes.io/hostname",
+        "ScheduleAnyway",
+    )
+    assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_pods_that_are_not_ready_do_not_hold_up_the_drain_of_a_node() -> None:
+    budgets = of_kind(objects(None), "PodDisruptionBudget").values()
+    assert {each["spec"]["unhealthyPodEvictionPolicy"] for each in budgets} == {"AlwaysAllow"}
+    old = of_kind(objects(None, "podDisruptionBudget.unhealthyPodEvictionPolicy="), "PodDisruptionBudget")
+    assert not any("unhealthyPodEvictionPolicy" in each["spec"] for each in old.values())
+
+
+@pytest.mark.parametrize("word", ["2025", "true"])
+def test_a_string_that_looks_like_something_else_stays_a_string(word: str) -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    paths = [
+        path
+        for path in strings(schema, "", schema["definitions"])
+        if not any(part in path.split(".") for part in NOT_FREE)
+    ]
+    assert len(paths) > 30
+    flags = [flag for path in paths for flag in ("--set-string", f"{path}={word}")]
+    text = run_helm("template", "segue", str(CHART), "--namespace", NAMESPACE, *flags)
+    rendered: list[Object] = [each for each in yaml.safe_load_all(text) if each]
+    assert [line for thing in rendered for line in complaints(thing, NEWEST) if "sizeLimit" not in line] == []
+
+
+def strings(schema: dict[str, Any], path: str, definitions: dict[str, Any]) -> Iterator[str]:
+    """Paths of the values that may be any text."""
+    named = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    if named.get("type") == "string" and not {"pattern", "enum"} & named.keys():
+        yield path
+    if named.get("additionalProperties") == {"type": "string"}:
+        yield f"{path}.key"
+    for name, value in named.get("properties", {}).items():
+        yield from strings(value, f"{path}.{name}".lstrip("."), definitions)
