@@ -140,10 +140,14 @@ def pytest_terminal_summary(
 ) -> None:
     """The faults as a table; docs/operating.md has one."""
     del exitstatus
-    reports = config.stash.get(REPORTS, [])
-    if not reports:
-        return
     write = terminalreporter.write_line
+    if reports := config.stash.get(REPORTS, []):
+        _write_table(write, reports)
+    for note in config.stash.get(NOTES, []):
+        write(note)
+
+
+def _write_table(write: Callable[[str], None], reports: list[LoadReport]) -> None:
     write("")
     write(
         "| fault | streams | running when it struck | longest pause: median | max | until the last stream's end |"
@@ -156,8 +160,6 @@ def pytest_terminal_summary(
             f"| {pauses[-1]:.2f} s | {report.last_end:.1f} s |"
         )
     write(f"{sum(len(report.streams) for report in reports)} streams")
-    for note in config.stash.get(NOTES, []):
-        write(note)
 
 
 @pytest.hookimpl(wrapper=True)
