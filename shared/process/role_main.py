@@ -17,7 +17,7 @@ from typing import NoReturn, TypeVar
 
 import structlog
 
-from shared.primitives.errors import StartError
+from shared.primitives.errors import ConfigError, StartError
 from shared.process.logs import configure, describe_failure, flush
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import load, unknown_variables
@@ -45,6 +45,7 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         signal.signal(number, _end_by_signal if os.getpid() == 1 else signal.SIG_DFL)
     try:
         config = load(struct, sys.argv[1:], os.environ)
+        refuse_slow_heartbeats(config)
         if config.lifeline_fd >= 0:
             hold_lifeline(config.lifeline_fd)
         before, limit = raise_descriptor_limit()
@@ -61,6 +62,15 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
         log.critical("process.failed", **describe_failure(error))
         exit_now(status=1)
     exit_now()
+
+
+def refuse_slow_heartbeats(config: ProcessConfig) -> None:
+    """Raises ConfigError where links would break between two heartbeats."""
+    if config.heartbeat_seconds >= config.silence_seconds:
+        raise ConfigError(
+            f"heartbeat_seconds is {config.heartbeat_seconds:g} and silence_seconds {config.silence_seconds:g}, "
+            "so each peer would count as lost before its next heartbeat: keep heartbeat_seconds at a third of it"
+        )
 
 
 def _end_by_signal(number: int, _: object) -> NoReturn:

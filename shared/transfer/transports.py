@@ -11,6 +11,8 @@ and those that do not are never paired, for the transport is part of the KV form
 from __future__ import annotations
 
 import fcntl
+import math
+import resource
 import socket
 import struct
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ from shared.transfer.transfer import Offer
 from shared.transfer.ucx import LOOPBACK
 
 RDMA_DEVICES = Path("/sys/class/infiniband")
+PROCESS_STATUS = Path("/proc/self/status")
+CAP_IPC_LOCK = 1 << 14  # as capability.h numbers it
 _SIOCGIFADDR = 0x8915
 # of documentation: nobody is there
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -73,6 +77,7 @@ def open_offer(
         address = address_of_interface(network.interface)
         return TlsOffer(uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys)
     refuse_nixl_without_network(network, RDMA_DEVICES)
+    refuse_pages_that_cannot_be_pinned(network, pages, pinnable_bytes())
     from shared.transfer.nixl import NixlOffer  # it changes the environment for UCX, and loads it
 
     return NixlOffer(
@@ -121,6 +126,30 @@ def refuse_nixl_without_network(network: KvNetwork, rdma_devices: Path) -> None:
         f"{missing}: {'name one, ' if here else ''}choose tls, or say kv_allow_unauthenticated_tcp where only "
         "workers reach the ports"
     )
+
+
+def refuse_pages_that_cannot_be_pinned(network: KvNetwork, pages: PageMemory, limit: float) -> None:
+    """RDMA pins host pages twice: to offer them, and to read into them. `ConfigError` where that is beyond `limit`.
+
+    Pages in VRAM do not count towards the limit, and what UCX pins for itself is not known here.
+    """
+    needed = 2 * pages.size_bytes
+    if not network.devices or pages.memory != "DRAM" or needed <= limit:
+        return
+    raise ConfigError(
+        f"RDMA pins the KV pages twice, {needed / 2**20:.0f} MiB, and this process may pin {limit / 2**20:.0f} "
+        "(ulimit -l): set LimitMEMLOCK=infinity for the node's container runtime, or rdma.runAsRoot in the chart"
+    )
+
+
+def pinnable_bytes(status: Path = PROCESS_STATUS) -> float:
+    """How many bytes this process may pin; infinite without a limit, and for whom the kernel asks for none."""
+    for line in status.read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff" and int(value, 16) & CAP_IPC_LOCK:
+            return math.inf
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return math.inf if limit == resource.RLIM_INFINITY else float(limit)
 
 
 def address_of_interface(name: str) -> str:

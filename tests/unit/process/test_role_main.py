@@ -47,6 +47,28 @@ run_role("router", ProcessConfig, lambda config: None)
     assert (said["limit"], said["before"]) == (1024, 512)
 
 
+def test_heartbeats_that_come_after_the_silence_that_counts_as_a_loss_are_refused() -> None:
+    program = """
+import sys
+from shared.process.process_config import ProcessConfig
+from shared.process.role_main import run_role
+run_role("prefill", ProcessConfig, lambda config: None)
+"""
+    for heartbeat, status in ("1.9", 0), ("2", 1):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, "--heartbeat-seconds", heartbeat, "--silence-seconds", "2"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert ended.returncode == status, ended.stderr
+    assert (
+        "prefill: heartbeat_seconds is 2 and silence_seconds 2, so each peer would count as lost"
+        in ended.stderr
+    )
+
+
 def test_an_unexpected_error_ends_the_process_with_one_line_whatever_threads_still_run() -> None:
     program = """
 import sys, threading

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from shared.transfer.transports import (
     KvNetwork,
     address_of_interface,
     open_offer,
+    pinnable_bytes,
     refuse_nixl_without_network,
+    refuse_pages_that_cannot_be_pinned,
 )
 from shared.transfer.ucx import WITHOUT_TCP, configure_ucx, names_tcp
 from tests.fetcher_contract import LEASES, PageBuffer
@@ -160,3 +164,31 @@ def test_an_interface_that_is_not_there_is_named() -> None:
         TransferError, match="interface nope0 has no address: name another with --kv-interface"
     ):
         address_of_interface("nope0")
+
+
+RDMA = KvNetwork("nixl", "eth0", "20000-20007", devices=("mlx5_0:1",))
+
+
+def test_pages_that_rdma_cannot_pin_are_refused_before_anything_listens() -> None:
+    buffer = PageBuffer()
+    twice = 2.0 * buffer.memory.size_bytes
+    refuse_pages_that_cannot_be_pinned(RDMA, buffer.memory, twice)
+    with pytest.raises(
+        ConfigError, match=r"this process may pin 32 \(ulimit -l\): set LimitMEMLOCK=infinity"
+    ):
+        refuse_pages_that_cannot_be_pinned(RDMA, buffer.memory, twice - 1)
+    over_tcp = KvNetwork("nixl", "eth0", "20000-20007", unauthenticated_tcp=True)
+    refuse_pages_that_cannot_be_pinned(over_tcp, buffer.memory, 0.0)
+
+
+def test_the_limit_of_pinned_memory_is_that_of_the_process_but_with_ipc_lock(tmp_path: Path) -> None:
+    status, before = tmp_path / "status", resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, before[1]))
+    try:
+        status.write_text("Name:\tpython\nCapEff:\t0000000000000000\n", encoding="utf-8")
+        assert pinnable_bytes(status) == 65536
+        status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n", encoding="utf-8")
+        assert pinnable_bytes(status) == math.inf
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
+    assert pinnable_bytes() > 0
