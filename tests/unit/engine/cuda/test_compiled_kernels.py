@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,68 @@ def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
         pytest.skip(str(error))
     assert cubin.startswith(b"\x7fELF")
     assert all(name.encode() in cubin for name in kernels_of(source))
+
+
+# Loads that are asked for before one of them is waited for, at least, and how many bytes each thread's has at least.
+# `logprobs` reads a vocabulary with 2 at a time: it is not listed. No vector is loaded of one, whose rows may begin
+# anywhere; a warp's loads lie side by side.
+IN_FLIGHT = {
+    "highest_of_parts": (4, 4),
+    "draw_of_parts": (4, 4),
+    "filter_rows": (4, 4),
+    "write_heads_bfloat16_256": (4, 16),
+    "write_heads_bfloat16_128": (2, 16),
+    "gemv_bfloat16_bfloat16_1": (12, 16),
+    "gemv_bfloat16_float32_4": (12, 16),
+    "multiply_mxfp4_8": (8, 16),
+    "multiply_fp8_8": (8, 16),
+}
+SOURCES = [each.SOURCE for each in (step_kernels, head_kernels, gemv, packed_experts)]
+LDG, LDG_BYTES = 0x981, {4: 4, 5: 8, 6: 16}  # of machine code: the opcode, and widths by their number
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_that_read_much_ask_for_several_loads_at_a_time(architecture: str) -> None:
+    try:
+        found = {name: code for source in SOURCES for name, code in codes_of(source, architecture)}
+    except StartError as error:
+        if "missing" not in str(error):
+            raise
+        pytest.skip(str(error))
+    for name, (least, size) in IN_FLIGHT.items():
+        assert loads_in_flight(found[name], size) >= least, name
+    assert loads_in_flight(found["write_words"], 4) < 4, "few are seen where there are few"
+    assert loads_in_flight(found["filter_rows"], 16) == 0, "the width is seen"
+
+
+def codes_of(source: Path, architecture: str) -> Iterator[tuple[str, bytes]]:
+    """The machine code of each kernel: the sections `.text.NAME` of an ELF file of 64 bits."""
+    cubin = compile_for(source, architecture)
+    (start,) = struct.unpack_from("<Q", cubin, 0x28)
+    count, of_names = struct.unpack_from("<HH", cubin, 0x3C)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, start + 64 * number) for number in range(count)]
+    names = sections[of_names][4]
+    for name, _, _, _, offset, size in sections:
+        found = cubin[names + name : cubin.index(0, names + name)].decode()
+        if found.startswith(".text."):
+            yield found.removeprefix(".text."), cubin[offset : offset + size]
+
+
+def loads_in_flight(code: bytes, size: int) -> int:
+    """The most loads of at least `size` bytes, in order of the code, that no instruction has waited for.
+
+    An instruction has 128 bits (since Volta). A load names the barrier that its arrival releases in bits 110 to 112;
+    bits 116 to 121 of an instruction are those that it waits for (Jia et al., 2018).
+    """
+    waiting, most = dict.fromkeys(range(8), 0), 0
+    for low, high in struct.iter_unpack("<QQ", code):
+        for barrier in range(6):
+            if high >> 52 + barrier & 1:
+                waiting[barrier] = 0
+        if low & 0xFFF == LDG and LDG_BYTES.get(high >> 9 & 7, 0) >= size:
+            waiting[high >> 46 & 7] += 1
+            most = max(most, sum(waiting.values()))
+    return most
 
 
 LAUNCH = """
