@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.benchmarks.fallback import CONTEXT, PROMPT, decode, prefill, say
+from shared.engine.checkpoint.model_config import parse_model_config
+from tests.benchmarks.fallback import CONTEXT, PROMPT, decode, median, prefill, say
 from tests.unit.engine.driver import Driver
 
 SHAPES: dict[str, Any] = {
@@ -51,7 +52,28 @@ def main() -> int:
             figures = [decode(driver, 1), decode(driver, 8), prefill(driver)]
             say(f"{way:36}" + "".join(f"{1e3 * seconds:10.1f}" for seconds in figures))
             driver.close()
+    say_roofline()
     return 0
+
+
+def say_roofline() -> None:
+    """What the weights that a row needs take to read, in float32 on one thread."""
+    torch.set_num_threads(1)
+    numbers, published = torch.ones(2**28), {"architectures": ["Qwen3MoeForCausalLM"], **SHAPES}
+    config = parse_model_config(Qwen3MoeConfig(**SHAPES).to_dict() | published)
+    matrix, row = numbers.view(-1, SHAPES["hidden_size"]), torch.ones(SHAPES["hidden_size"])
+    needed = config.computed * numbers.itemsize
+    say(f"\na row needs {needed / 1e6:.0f} MB of weights")
+
+    def add() -> None:
+        numbers.sum()
+
+    def multiply() -> None:
+        torch.mv(matrix, row)
+
+    for what, work in (("a sum", add), ("torch's product of one row", multiply)):
+        rate = numbers.nbytes / median(work)
+        say(f"{what} reads {rate / 1e9:.1f} GB/s: {1e3 * needed / rate:.1f} ms")
 
 
 if __name__ == "__main__":
