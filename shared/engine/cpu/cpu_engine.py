@@ -14,6 +14,7 @@ from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_id
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
 from shared.engine.cpu.blocked import BlockedAttention
+from shared.engine.cpu.kept_weights import kept_weights
 from shared.engine.cpu.kernel_choice import KernelChoice
 from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
@@ -23,7 +24,7 @@ from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.model.weights import Weights, model_fingerprint, stored_dtype
+from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
 from shared.engine.parts import Engine, LoadJob, features_with
 from shared.engine.quantized.linears import dequantized
@@ -49,8 +50,8 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
     blocks = PackedFile.open(folder)
     dtypes = dtypes_on_cpu(config.dtype, config.kv_cache_dtype, blocks=blocks is not None)
     packed = blocks if config.dtype == "auto" and kernels.library else None
-    weights_bytes = _weights_bytes(shape, packed, dtypes.weights)
-    cache, context, described = _make_cache(shape, dtypes.kv, weights_bytes, config)
+    kept = kept_weights(job, dtypes.weights, packed, compiled=kernels.library is not None)
+    cache, context, described = _make_cache(shape, dtypes.kv, kept.nbytes, config)
     eos_token_ids = read_eos_token_ids(folder)
     limits = Limits(
         context, config.page_size, cache.pages, config.slots, shape.vocab_size, config.extend_tokens
@@ -58,7 +59,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
     torch.set_num_threads(config.threads)
     model = load_model(job, kernels.library, packed, cache, context)
     require_first_logits(model.forward, cache.page_size)
-    kinds, kv = _weight_kinds(job, packed, dtypes.weights), dtype_name(dtypes.kv)
+    kv = dtype_name(dtypes.kv)
     on = f"{kernels.description}, {config.threads} {'thread' if config.threads == 1 else 'threads'}"
     grammars = read_grammars(folder, shape.vocab_size, eos_token_ids)
     sampling = TokenSampling(
@@ -90,8 +91,8 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
         host_pages=cache.host_pages,
         grammars=grammars,
         features=features_with(grammars),
-        memory={"weights": weights_bytes, "kv": cache.nbytes, "host_kv": cache.host_pages * cache.page_bytes},
-        description=f"{shape.architecture} on cpu, weights {kinds}, KV {kv}, {on}, {described}",
+        memory={"weights": kept.nbytes, "kv": cache.nbytes, "host_kv": cache.host_pages * cache.page_bytes},
+        description=f"{shape.architecture} on cpu, weights {kept.words}, KV {kv}, {on}, {described}",
     )
 
 
@@ -155,27 +156,6 @@ def _make_cache(
     cache = KVCache(shape, pages, page_size=page_size, dtype=dtype)
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
     return cache, context, f"{words}, {slots} slots"
-
-
-def _weights_bytes(shape: ModelConfig | FallbackConfig, packed: PackedFile | None, dtype: torch.dtype) -> int:
-    """Packed weights are mapped from their file; the others are kept as floats."""
-    loose = shape.parameters - (packed.parameters if packed else 0)
-    return (packed.nbytes if packed else 0) + max(0, loose) * dtype.itemsize
-
-
-def _weight_kinds(job: LoadJob, packed: PackedFile | None, dtype: torch.dtype) -> str:
-    """What is computed with, and what the file holds where that is something else: it may take half the memory."""
-    shape = job.shape
-    if isinstance(shape, FallbackConfig):
-        return dtype_name(dtype)
-    if packed is not None:
-        whole = packed.matrices == shape.matrices
-        return packed.kinds if whole else f"{packed.kinds}+{dtype_name(dtype)}"
-    if shape.in_mxfp4:
-        return f"{dtype_name(dtype)} of mxfp4"
-    if shape.quantization is None and (stored := stored_dtype(job.folder)) != dtype:
-        return f"{dtype_name(dtype)} of {dtype_name(stored)}"
-    return _numbers(shape, dtype)
 
 
 def _numbers(shape: ModelConfig | FallbackConfig, dtype: torch.dtype) -> str:

@@ -1,8 +1,8 @@
 """The dense decoder by compiled kernels: one call a step, from token ids to logits.
 
-Weights are packed into panels of 16 outputs, or are a GGUF file's own 4- and 8-bit blocks, mapped and shared between
-processes. Every result is one chain of sums in a fixed order, so a row has the same bits in any batch, on any number
-of threads, and with quantized weights the bits of the dequantized ones.
+Weights are packed into panels of 16 outputs, in 16 bits where that loses nothing, or are a GGUF file's own blocks,
+mapped and shared between processes. Every result is one chain of sums in a fixed order, so a row has the same bits in
+any batch, on any number of threads, and with narrow weights the bits of the same numbers in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
-from shared.engine.gguf.packing import PackedFile, PackedWeight, pack_float
+from shared.engine.gguf.packing import PackedFile, PackedWeight, narrowest_kind, pack_float
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.rope import cos_sin_table
 from shared.engine.model.weights import OnProgress
@@ -31,7 +31,9 @@ from shared.primitives.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {
     kind: number
-    for number, kind in enumerate(("f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"))
+    for number, kind in enumerate(
+        ("f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "bf16", "f16")
+    )
 }
 _KV_TYPES = {torch.float32: 0, torch.float16: 1}
 _PAGE_SIZES = (16, 32, 64, 128)  # whole vectors of keys, whole pages in a block of attention
@@ -168,7 +170,8 @@ class _Memory:
                 )
             return weight
         full = self.weights.matrix(name, outputs, inputs, torch.float32)
-        return PackedWeight("f32", outputs, inputs, pack_float(full))
+        kind = narrowest_kind(full)
+        return PackedWeight(kind, outputs, inputs, pack_float(full, kind))
 
     def layer(self, number: int) -> kernels.NativeLayer:
         config, prefix = self.config, f"model.layers.{number}"

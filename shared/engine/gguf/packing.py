@@ -4,6 +4,8 @@ A matrix [outputs, inputs] is cut into panels of 16 outputs, the last filled up 
 another, and a panel holds for all inputs in order:
 
     f32    per input:  16 float32, one for each output                                               64 bytes
+    bf16   per input:  16 bfloat16                                                                   32 bytes
+    f16    per input:  16 float16                                                                    32 bytes
     q8_0   per block of 32 inputs:  scale fp16[16], then int8 [32 inputs][16 outputs]                544 bytes
     q4_0   per block of 32 inputs:  scale fp16[16], then uint8 [16][16 outputs]                      288 bytes
     q4_1   per block of 32 inputs:  scale fp16[16], minimum fp16[16], then uint8 [16][16 outputs]    320 bytes
@@ -215,7 +217,7 @@ BLOCK_INPUTS = 32
 PACKED_FILE = "model.packed"
 _ALIGNMENT_BYTES = 64  # a cache line; every block size is a multiple of 32, so all blocks stay aligned to 32
 
-Kind = Literal["f32", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
+Kind = Literal["f32", "bf16", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,7 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     "q4_0": BlockFormat(halves=1, quant_bytes=16),
     "q4_1": BlockFormat(halves=2, quant_bytes=16),
 }
+FLOAT_KINDS: dict[Kind, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 QUANTIZED_KINDS = (*BLOCK_FORMATS, *WIDE_FORMATS)
 
 
@@ -246,7 +249,7 @@ def block_inputs(kind: str) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A packed matrix; `data` is flat: float32 for f32, uint8 (mapped from a file: never written to) else."""
+    """A packed matrix; `data` is flat: floats of `FLOAT_KINDS`, or uint8 (mapped from a file: never written to)."""
 
     kind: Kind
     outputs: int
@@ -257,8 +260,8 @@ class PackedWeight:
 def packed_bytes(kind: Kind, outputs: int, inputs: int) -> int:
     """Bytes that a packed matrix takes; `ValueError` if `inputs` are no whole blocks."""
     panels = -(-outputs // PANEL_OUTPUTS)
-    if kind == "f32":
-        return panels * PANEL_OUTPUTS * inputs * 4
+    if kind in FLOAT_KINDS:
+        return panels * PANEL_OUTPUTS * inputs * FLOAT_KINDS[kind].itemsize
     together = block_inputs(kind)
     if inputs % together:
         raise ValueError(f"{kind} needs a multiple of {together} inputs, not {inputs}")
@@ -266,10 +269,18 @@ def packed_bytes(kind: Kind, outputs: int, inputs: int) -> int:
     return panels * PANEL_OUTPUTS * (inputs // together) * nbytes
 
 
-def pack_float(weight: Tensor) -> Tensor:
-    """weight [outputs, inputs] of any float type → float32 [panels * inputs * 16]."""
-    panels = _whole_panels(weight).float().view(-1, PANEL_OUTPUTS, weight.shape[1])
+def pack_float(weight: Tensor, kind: Kind = "f32") -> Tensor:
+    """weight [outputs, inputs] of any float type → [panels * inputs * 16] of the kind's."""
+    panels = _whole_panels(weight).to(FLOAT_KINDS[kind]).view(-1, PANEL_OUTPUTS, weight.shape[1])
     return panels.transpose(1, 2).reshape(-1)
+
+
+def narrowest_kind(weight: Tensor) -> Kind:
+    """The floats of fewest bits that lose nothing of a float32 matrix: those that its file has, in most cases."""
+    for kind in ("bf16", "f16"):
+        if torch.equal(weight.to(FLOAT_KINDS[kind]).float(), weight):
+            return kind
+    return "f32"
 
 
 def pack_blocks(kind: Kind, blocks: Tensor) -> Tensor:
@@ -291,7 +302,7 @@ def unpack(kind: Kind, packed: Tensor, outputs: int, inputs: int) -> Tensor:
     if kind in WIDE_FORMATS:
         values = unpack_wide(WIDE_FORMATS[kind], packed, inputs // block_inputs(kind))
     else:
-        values = packed if kind == "f32" else _dequantized(kind, packed, inputs // BLOCK_INPUTS)
+        values = packed.float() if kind in FLOAT_KINDS else _dequantized(kind, packed, inputs // BLOCK_INPUTS)
     rows = values.view(-1, inputs, PANEL_OUTPUTS).transpose(1, 2).reshape(-1, inputs)
     return rows[:outputs]
 

@@ -1,7 +1,6 @@
 #include "gemm.h"
 
 #include <algorithm>
-#include <type_traits>
 #include <vector>
 
 #include "panels.h"
@@ -85,7 +84,7 @@ void in_tiles(const Task& task, int first_row, int rows, int first_panel, int pa
     }
 }
 
-// Blocks that many tiles need are expanded once, to the same floats.
+// Blocks that many tiles need are expanded once, to the same floats. Floats of 16 bits are not: a shift costs less.
 template <class Panel>
 void in_tiles_of_floats(const Task& task, int first_row, int rows, int first_panel, int panels) {
     static thread_local std::vector<float> floats;
@@ -115,7 +114,7 @@ void wide_item(const Task& task, int first_row, int rows, int first_panel, int p
 
 template <class Panel>
 void item(const Task& task, int first_row, int rows, int first_panel, int panels) {
-    if (std::is_same_v<Panel, F32Panel> || tile_count(rows) < TILES_TO_EXPAND_FOR)
+    if (tile_count(rows) < TILES_TO_EXPAND_FOR)
         in_tiles<Panel>(task, first_row, rows, first_panel, panels);
     else
         in_tiles_of_floats<Panel>(task, first_row, rows, first_panel, panels);
@@ -123,7 +122,7 @@ void item(const Task& task, int first_row, int rows, int first_panel, int panels
 
 void dispatch(const Task& task, int first_row, int rows, int first_panel, int panels) {
     switch (task.matrix.kind) {
-        case Kind::F32: return item<F32Panel>(task, first_row, rows, first_panel, panels);
+        case Kind::F32: return in_tiles<F32Panel>(task, first_row, rows, first_panel, panels);
         case Kind::Q8_0: return item<BlockPanel<Q8_0>>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_0: return item<BlockPanel<Q4_0>>(task, first_row, rows, first_panel, panels);
         case Kind::Q4_1: return item<BlockPanel<Q4_1>>(task, first_row, rows, first_panel, panels);
@@ -132,6 +131,8 @@ void dispatch(const Task& task, int first_row, int rows, int first_panel, int pa
         case Kind::Q4_K: return wide_item<WidePanel<Q4_K>>(task, first_row, rows, first_panel, panels);
         case Kind::Q5_K: return wide_item<WidePanel<Q5_K>>(task, first_row, rows, first_panel, panels);
         case Kind::Q6_K: return wide_item<WidePanel<Q6_K>>(task, first_row, rows, first_panel, panels);
+        case Kind::BF16: return in_tiles<FloatPanel<BFloat>>(task, first_row, rows, first_panel, panels);
+        case Kind::F16: return in_tiles<FloatPanel<Half>>(task, first_row, rows, first_panel, panels);
     }
 }
 
@@ -193,6 +194,8 @@ void unpack_row(const Matrix& matrix, int row, float* to) {
         case Kind::Q4_K: return unpack_row_from<WidePanel<Q4_K>>(matrix, row, to);
         case Kind::Q5_K: return unpack_row_from<WidePanel<Q5_K>>(matrix, row, to);
         case Kind::Q6_K: return unpack_row_from<WidePanel<Q6_K>>(matrix, row, to);
+        case Kind::BF16: return unpack_row_from<FloatPanel<BFloat>>(matrix, row, to);
+        case Kind::F16: return unpack_row_from<FloatPanel<Half>>(matrix, row, to);
     }
 }
 

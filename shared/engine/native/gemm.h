@@ -7,7 +7,9 @@
 
 namespace segue {
 
-enum class Kind : int32_t { F32 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q4_K = 6, Q5_K = 7, Q6_K = 8 };
+enum class Kind : int32_t {
+    F32 = 0, Q8_0 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 4, Q5_1 = 5, Q4_K = 6, Q5_K = 7, Q6_K = 8, BF16 = 9, F16 = 10
+};
 
 // A matrix [outputs, inputs] cut into panels of 16 outputs, the last one padded.
 struct Matrix {

@@ -20,6 +20,10 @@ namespace segue {
 
 using Half = _Float16;
 
+struct BFloat {  // the upper half of a float: its exponent, and eight bits of its fraction
+    uint16_t bits;
+};
+
 constexpr int LANES = 16;
 
 #if defined(__AVX512F__)
@@ -64,6 +68,23 @@ struct Lanes {
 #else
         float wide[LANES];
         for (int lane = 0; lane < LANES; lane++) wide[lane] = from[lane];
+        return load(wide);
+#endif
+    }
+
+    static Lanes load(const BFloat* from) {
+#if defined(__AVX512F__)
+        return {{(Register)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16)}};
+#elif defined(__AVX2__) && defined(__FMA__)
+        const auto* halves = (const __m128i*)from;
+        return {{(Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16),
+                 (Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1)), 16)}};
+#else
+        float wide[LANES];
+        for (int lane = 0; lane < LANES; lane++) {
+            const uint32_t bits = (uint32_t)from[lane].bits << 16;
+            std::memcpy(wide + lane, &bits, sizeof(bits));
+        }
         return load(wide);
 #endif
     }

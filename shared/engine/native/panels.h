@@ -45,26 +45,28 @@ struct CellPanel {
 };
 
 // Float weights, sixteen for each input. `ahead` is the distance in bytes to the panel that is read after this one.
-struct F32Panel {
+template <class Value>
+struct FloatPanel {
     const uint8_t* values;
     long ahead;
 
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }
-    static long bytes(int inputs) { return inputs * LANES * (long)sizeof(float); }
+    static long bytes(int inputs) { return inputs * LANES * (long)sizeof(Value); }
 
     struct Block {
         const uint8_t* values;
         long ahead;
         template <int HALF>
         Lanes row(int number) const {
-            const uint8_t* start = values + number * LANES * (long)sizeof(float);
-            prefetch<64>(start + ahead);
-            return Lanes::load((const float*)start);
+            const uint8_t* start = values + number * LANES * (long)sizeof(Value);
+            prefetch<LANES * sizeof(Value)>(start + ahead);
+            return Lanes::load((const Value*)start);
         }
     };
     Block block(int) const { return {values, ahead}; }
 };
+using F32Panel = FloatPanel<float>;
 
 // ggml's blocks of 32 inputs, sixteen of them side by side: scales, then bytes. `Format` opens one and expands its rows.
 template <class Format>

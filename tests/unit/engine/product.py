@@ -8,13 +8,25 @@ import torch
 from torch import Tensor
 
 from shared.engine.cpu.native_decoder import KIND_NUMBERS
-from shared.engine.gguf.packing import Kind, pack_blocks, pack_float
+from shared.engine.gguf.packing import FLOAT_KINDS, Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose
 from shared.engine.native.kernels import Kernels
 from tests.unit.engine.cpu.random_blocks import even_rows
 
-KINDS: tuple[Kind, ...] = ("f32", "q4_0", "q4_1", "q8_0", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+KINDS: tuple[Kind, ...] = (
+    "f32",
+    "bf16",
+    "f16",
+    "q4_0",
+    "q4_1",
+    "q8_0",
+    "q5_0",
+    "q5_1",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+)
 
 
 class Product:
@@ -55,6 +67,6 @@ class Product:
 
 def packed_weight(kind: Kind, outputs: int, inputs: int, generator: torch.Generator) -> Tensor:
     """A random matrix. Scales of blocks are small numbers: bytes at random could be no numbers at all."""
-    if kind == "f32":
-        return pack_float(torch.randn(outputs, inputs, generator=generator))
+    if kind in FLOAT_KINDS:
+        return pack_float(torch.randn(outputs, inputs, generator=generator), kind)
     return pack_blocks(kind, even_rows(kind, outputs, inputs, generator))

@@ -20,6 +20,7 @@ from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import model_fingerprint
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights, Published
+from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import tiny_model
 
 LLAMA: dict[str, Any] = {
@@ -266,13 +267,33 @@ def test_weights_that_give_no_numbers_are_found_at_start(settings: dict[str, Any
         load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4, **settings))
 
 
-def test_an_engine_says_which_numbers_it_makes_of_those_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_compiled_kernels_keep_matrices_of_16_bits_as_they_are(dtype: torch.dtype, tmp_path: Path) -> None:
     tiny_model("mistral", tmp_path)
-    weights = {name: each.bfloat16() for name, each in load_file(tmp_path / "model.safetensors").items()}
-    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    engine = load(tmp_path, EngineConfig(pages=4, page_size=16, slots=4))
-    engine.device.close()
-    assert "weights float32 of bfloat16" in engine.description
+    path = tmp_path / "model.safetensors"
+    narrow = {name: weight.to(dtype) for name, weight in load_file(path).items()}
+    save_file(narrow, path, {"format": "pt"})
+    first, described, nbytes = _logits_of(tmp_path)
+    matrices = sum(weight.numel() for weight in narrow.values() if weight.dim() == 2)
+    numbers = sum(weight.numel() for weight in narrow.values())
+    assert nbytes == matrices * dtype.itemsize + (numbers - matrices) * 4
+    name = str(dtype).removeprefix("torch.")
+    assert f"weights {name}, " + ("KV" if dtype is torch.float32 else "computed in float32") in described
+    save_file({name: weight.float() for name, weight in narrow.items()}, path, {"format": "pt"})
+    second, _, _ = _logits_of(tmp_path)
+    assert torch.equal(first, second)
+    _, by_torch, nbytes = _logits_of(tmp_path, kernels="torch")
+    assert nbytes == numbers * 4, by_torch
+
+
+def _logits_of(folder: Path, **settings: Any) -> tuple[torch.Tensor, str, int]:
+    """Of a prompt and two tokens, what the engine says of itself, and the bytes of weights that it counts."""
+    driver = Driver(folder, **settings)
+    driver.prefill(0, tokens_of(3, 37, 100), [1, 2, 3])
+    driver.decode([0], 2)
+    driver.close()
+    engine = driver.engine
+    return torch.stack(driver.logits[0]), engine.description, engine.memory["weights"]
 
 
 def test_a_changed_weight_or_tokenizer_changes_the_fingerprint(tmp_path: Path) -> None:

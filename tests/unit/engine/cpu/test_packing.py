@@ -16,11 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from shared.engine.gguf.packing import (
     BLOCK_FORMATS,
+    FLOAT_KINDS,
     PACKED_FILE,
     Kind,
     PackedFile,
     PackedWeight,
     block_inputs,
+    narrowest_kind,
     pack_blocks,
     pack_float,
     packed_bytes,
@@ -101,12 +103,17 @@ def test_a_wide_block_takes_hardly_more_than_in_its_file(kind: Kind, stored: flo
     assert 8 * packed_bytes(kind, 16, 512) / (16 * 512) == packed
 
 
+@pytest.mark.parametrize("kind", FLOAT_KINDS)
 @pytest.mark.parametrize(("outputs", "inputs"), [*SHAPES, (17, 5)])
-def test_packed_floats_lie_by_panel_and_input_and_unpack_to_themselves(outputs: int, inputs: int) -> None:
+def test_packed_floats_lie_by_panel_and_input_and_unpack_to_themselves(
+    outputs: int, inputs: int, kind: Kind
+) -> None:
     weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(5))
-    packed = pack_float(weight)
-    assert packed.nbytes == packed_bytes("f32", outputs, inputs)
-    assert torch.equal(unpack("f32", packed, outputs, inputs), weight)
+    weight = weight.to(FLOAT_KINDS[kind]).float()
+    assert narrowest_kind(weight) == kind
+    packed = pack_float(weight, kind)
+    assert packed.nbytes == packed_bytes(kind, outputs, inputs)
+    assert torch.equal(unpack(kind, packed, outputs, inputs), weight)
     for output in range(outputs):
         assert torch.equal(packed.view(-1, inputs, 16)[output // 16, :, output % 16], weight[output])
 
@@ -274,6 +281,9 @@ def test_a_row_has_the_same_bits_among_any_others(product: Product, kind: Kind, 
     bias = torch.randn(OUTPUTS, generator=generator) if biased else None
     alone = torch.cat([product(x[row : row + 1], kind, packed, OUTPUTS, bias) for row in range(ROWS_MAX)])
     weight = unpack(kind, packed, OUTPUTS, inputs)
+    wide = product(x, "f32", pack_float(weight), OUTPUTS, bias)
+    if kind in FLOAT_KINDS or kind == "q8_0":  # others fuse the last step of what their weights are made of
+        assert torch.equal(alone, wide), "narrow matrices give the bits of the same numbers in float32"
     exact = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     assert (alone - exact).abs().max() < 1e-5 * exact.abs().max()
     for rows in ROWS:
