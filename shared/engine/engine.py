@@ -20,12 +20,11 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig, ModelImpl
-from shared.engine.cpu.cpu_engine import blocked_decoder, load_on_cpu, native_decoder, transformers_model
+from shared.engine.cpu.cpu_engine import blocked_decoder, compiled_decoder, load_on_cpu, transformers_model
 from shared.engine.cpu.kernel_choice import (
     KernelChoice,
     KernelKind,
     choose_kernels,
-    experts_choice,
     transformers_choice,
 )
 from shared.engine.cuda.loading import load_on
@@ -48,7 +47,7 @@ def _on_host(job: LoadJob, _kernels: KernelChoice) -> Engine:
 
 
 BUILDERS: dict[tuple[str, KernelKind, ModelImpl], Build] = {
-    ("cpu", "compiled", "segue"): partial(load_on_cpu, native_decoder),
+    ("cpu", "compiled", "segue"): partial(load_on_cpu, compiled_decoder),
     ("cpu", "torch", "segue"): partial(load_on_cpu, blocked_decoder),
     ("cpu", "torch", "transformers"): partial(load_on_cpu, transformers_model),
     ("cuda", "flashinfer", "segue"): _on_gpu,
@@ -116,11 +115,10 @@ def _kernels(job: LoadJob, impl: ModelImpl) -> KernelChoice:
     if impl == "transformers":
         return transformers_choice()
     assert isinstance(job.shape, ModelConfig)
-    if job.shape.has_experts and config.device == "cpu":
-        return experts_choice(config.kernels)
     able = [kernels for device, kernels, by in BUILDERS if (device, by) == (config.device, impl)]
     if len(able) == 1:
         return KernelChoice(able[0])
-    return choose_kernels(
+    choice = choose_kernels(
         config.kernels, config.kernels_folder, lambda: job.on_progress("compiling kernels", 0.0)
     )
+    return choice.beside_torch() if job.shape.has_experts else choice

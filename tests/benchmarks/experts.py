@@ -32,7 +32,8 @@ SHAPES: dict[str, Any] = {
     "max_position_embeddings": 4096,
 }
 WAYS: dict[str, dict[str, Any]] = {
-    "Segue, float32": {"kernels": "torch"},
+    "Segue, compiled": {},
+    "Segue, torch": {"kernels": "torch"},
     "transformers, float32": {"model_impl": "transformers"},
 }
 

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from shared.engine.checkpoint.dtypes import dtype_name
+from shared.engine.checkpoint.experts_config import Storage
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.weights import Weights
 from shared.engine.parts import LoadJob
+from shared.engine.quantized.formats import IN_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +43,37 @@ def kept_weights(
         rest = max(0, shape.parameters - packed.parameters) * dtype.itemsize
         words = packed.kinds if packed.matrices == shape.matrices else f"{packed.kinds}+{loose}"
         return KeptWeights(packed.nbytes + rest, words)
-    if shape.in_mxfp4:
-        return KeptWeights(whole, f"{loose} of mxfp4")
     if shape.quantization is not None:
         return KeptWeights(whole, f"{loose} of {shape.quantization.format.name}")
     narrow, saved = dict[str, None](), 0
     with Weights(job.folder) as weights:
-        for name, outputs, inputs in _matrices(shape):
-            stored = weights.stored_dtype(f"{name}.weight")
+        for stored, numbers in _matrices(shape, weights):
             if stored != dtype:
                 narrow[dtype_name(stored)] = None
-                saved += outputs * inputs * max(0, dtype.itemsize - stored.itemsize)
+                saved += numbers * max(0, dtype.itemsize - stored.itemsize)
+    stored_words = "+".join(narrow) + (" of mxfp4" if shape.in_mxfp4 else "")
     if not narrow:
         return KeptWeights(whole, loose)
-    stored_words = "+".join(narrow)
     if compiled:
         return KeptWeights(whole - saved, f"{stored_words}, computed in {loose}")
     return KeptWeights(whole, f"{loose} of {stored_words}")
 
 
-def _matrices(shape: ModelConfig) -> Iterator[tuple[str, int, int]]:
-    yield "model.embed_tokens", shape.vocab_size, shape.hidden_size
+def _matrices(shape: ModelConfig, weights: Weights) -> Iterator[tuple[torch.dtype, int]]:
+    """The type that matrices are kept in by compiled kernels, and how many numbers they have."""
+    if not shape.has_experts:  # torch looks tokens up in the embedding of those with experts, in float32
+        yield weights.stored_dtype("model.embed_tokens.weight"), shape.vocab_size * shape.hidden_size
     if not shape.tied_embeddings:
-        yield "lm_head", shape.vocab_size, shape.hidden_size
-    for group in shape.linears():
-        yield from group
+        yield weights.stored_dtype("lm_head.weight"), shape.vocab_size * shape.hidden_size
+    for name, outputs, inputs in (each for group in shape.linears() for each in group):
+        yield weights.stored_dtype(f"{name}.weight"), outputs * inputs
+    for layer, experts in enumerate(shape.experts):
+        if experts is not None:
+            prefix = f"{IN_LAYERS}{layer}.{experts.names.block}.experts"
+            numbers = 3 * experts.routing.experts * experts.inner * shape.hidden_size
+            if experts.storage is Storage.MXFP4:  # a few bits, times a power of two
+                yield torch.bfloat16, numbers
+            elif experts.storage is Storage.STACKED:
+                yield weights.stored_dtype(f"{prefix}.gate_up_proj"), numbers
+            else:
+                yield weights.stored_dtype(f"{prefix}.0.{experts.names.gate}.weight"), numbers

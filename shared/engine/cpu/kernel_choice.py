@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,12 @@ class KernelChoice:
     description: str = ""
     determinism: str = ""  # what may change the last bit of a result
 
+    def beside_torch(self) -> KernelChoice:
+        """Of a model whose linears alone are compiled: what torch computes may change its bits as well."""
+        if self.library is None:
+            return self
+        return replace(self, determinism=f"{self.determinism},{_TORCH}")
+
 
 def choose_kernels(
     name: str, folder: str = "", on_compile: Callable[[], None] = lambda: None
@@ -56,13 +62,6 @@ def choose_kernels(
     fused = "fused" if "fma" in instruction_set.needs else "separate"
     determinism = f"{_COMPILED},{fused},rope and sampler={_torch()}"
     return KernelChoice("compiled", library, f"{instruction_set.name} kernels", determinism)
-
-
-def experts_choice(name: str) -> KernelChoice:
-    """Kernels for a model with experts: compiled ones have none. `ConfigError` where those were asked for by name."""
-    if name not in ("auto", "torch"):
-        raise ConfigError(f"{name} kernels were asked for, and only those of torch compute experts: use auto")
-    return choose_kernels("torch")
 
 
 def transformers_choice() -> KernelChoice:

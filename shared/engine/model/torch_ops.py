@@ -1,8 +1,9 @@
 """`Ops` in plain torch: on any device, in any type, and what kernels of a GPU are compared with.
 
-In float32 with packed linears every operation gives a row the same bits in any batch: products and sums of two numbers
-are exact by IEEE 754, and the few others were chosen for it (SiLU by its formula: torch's own rounds the last elements
-of a tensor another way than the rest). In narrower types each operation computes in float32 and rounds its result once.
+In float32, with linears that promise it, every operation gives a row the same bits in any batch: products and sums of
+two numbers are exact by IEEE 754, and the few others were chosen for it (SiLU by its formula: torch's own rounds the
+last elements of a tensor another way than the rest). In narrower types each operation computes in float32 and rounds
+its result once.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 # another kernel (it splits sums over more than 1,024 inputs), so one row is computed as two. MKL's sgemm behind
 # `torch.nn.functional.linear` chooses its kernel by shape, as cuBLAS does on a GPU. Tests check this for the shapes at
 # hand.
+
+
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # of weight [outputs, inputs] and bias [outputs]
 
 
 class PackedLinear:
@@ -58,15 +62,17 @@ _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 class TorchOps:
     """See `Ops`."""
 
-    def __init__(self, *, packed: bool = False) -> None:
-        """`packed`: a row has the same bits in any batch, but steps look at values and cannot be captured."""
-        self.linear: Callable[[Tensor, Tensor | None], Linear] = PackedLinear if packed else plain_linear
-        self._packed = packed
+    def __init__(self, linear: MakeLinear = plain_linear) -> None:
+        """With another linear than torch's own a row has the same bits in any batch.
+
+        Experts are computed one by one then: steps look at values, and cannot be captured.
+        """
+        self.linear = linear
         self._unpacked = UnpackedProducts()
 
     def experts(self, bank: Bank, gated: Gated) -> ExpertProducts:
         """See `Ops`."""
-        if not self._packed:
+        if self.linear is plain_linear:
             return GroupedExperts(bank, gated, self._unpacked)
         return SeparateExperts(bank.wide() if isinstance(bank, PackedBank) else bank, gated, self.linear)
 

@@ -23,8 +23,7 @@ from shared.engine.model.gated_mlp import clamped
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import ExpertBank
 from shared.engine.model.routing import Router
-from shared.engine.model.torch_ops import TorchOps
-from shared.primitives.errors import ConfigError
+from shared.engine.model.torch_ops import MakeLinear, PackedLinear, TorchOps, plain_linear
 from tests.unit.engine.checkpoint.published_models import MetaWeights
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES
@@ -35,7 +34,7 @@ from tests.unit.engine.tiny_models import VOCAB_SIZE, save_model
 RELATIVE_GAP_MAX = 4e-5
 TOKENS = tokens_of(7, 200, VOCAB_SIZE)
 STEPS = (50, 1, 33, 107, 1, 1, 7)
-DEVICES = ({"kernels": "torch"}, {"device": "cuda-on-cpu"})
+DEVICES: tuple[dict[str, str], ...] = ({}, {"kernels": "torch"}, {"device": "cuda-on-cpu"})
 
 
 @pytest.fixture(params=EXPERT_FAMILIES)
@@ -90,14 +89,6 @@ def test_all_weights_are_read_once_and_planned_for(family: str, tmp_path: Path) 
     of_transformers = sum(parameter.numel() for parameter in model.parameters()) + corrections
     assert config.parameters == sum(weights.taken.values()) == of_transformers
     assert config.computed < config.parameters
-
-
-def test_compiled_kernels_asked_for_by_name_are_refused(tmp_path: Path) -> None:
-    save_model(EXPERT_FAMILIES["mixtral"], tmp_path)
-    with pytest.raises(
-        ConfigError, match="plain kernels were asked for, and only those of torch compute experts"
-    ):
-        Driver(tmp_path, kernels="plain")
 
 
 # ---- what would be seen: each mistake in a family that can show it ---------------------------------------------------
@@ -218,15 +209,15 @@ MISTAKES: dict[str, tuple[str, Mistake]] = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["grouped", "packed"])
+@pytest.mark.parametrize("linear", [plain_linear, PackedLinear], ids=["grouped", "packed"])
 @pytest.mark.parametrize("mistake", [None, *MISTAKES])
 def test_a_mistake_is_seen(
-    mistake: str | None, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mistake: str | None, linear: MakeLinear, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, plant = MISTAKES[mistake] if mistake else (NORMALIZED, lambda _patch: None)
     model: Any = save_model(EXPERT_FAMILIES[family], tmp_path)
     plant(monkeypatch)
-    found = logits_of(tmp_path, TOKENS, STEPS, TorchOps(packed=packed), dtype=torch.float32)
+    found = logits_of(tmp_path, TOKENS, STEPS, TorchOps(linear), dtype=torch.float32)
     with torch.inference_mode():
         expected = model(torch.tensor([TOKENS])).logits[0]
     gap = float((found - expected).abs().max() / expected.abs().max())
