@@ -81,8 +81,8 @@ class WorkerConfig(ProcessConfig):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Type of the weights. auto on cpu keeps the 4- and 8-bit blocks of a GGUF file, and else takes "
-        "float32, the only type there. auto on cuda is the type that the weights are stored in, but bfloat16 for "
+        description="Type of the weights. auto on cpu keeps the 4- and 8-bit blocks of a GGUF file, and else computes "
+        "in float32, the only type there. auto on cuda is the type that the weights are stored in, but bfloat16 for "
         "float32, and float16 for bfloat16 before compute capability 8.0.",
     )
     kv_cache_dtype: Literal["auto", "float32", "float16", "bfloat16", "fp8_e4m3"] = Field(

@@ -43,8 +43,8 @@ OWN = """
 On `cuda` the cells say how many tokens of KV fit beside the weights on one GPU of Hopper's kind, as the worker reckons
 it: 64 slots, a context of {context_len:,} tokens or the model's own if that is shorter, `device_memory_share` 0.9.
 *No*: the weights and one whole request do not fit, and the worker says so when it starts. A model is on one GPU; there
-is no tensor parallelism. On `cpu` every number of a weight is float32, whatever the file has; the last column is what
-the weights take then.
+is no tensor parallelism. On `cpu` matrices of 16 bits stay so and others are float32, computed in float32; the last
+column is what the weights take then.
 """
 FALLBACK = """
 ## By transformers' code
@@ -87,7 +87,7 @@ def _row(config: dict[str, Any]) -> tuple[str, list[str]]:
         return REFUSED, [_sentence(error)]
     if isinstance(shape, FallbackConfig):
         return FALLBACK, []
-    return OWN, [*_on_cuda(shape, _stored(config)), f"{shape.parameters * 4 / 2**30:,.1f} GiB"]
+    return OWN, [*_on_cuda(shape, _stored(config)), f"{_on_cpu(shape) / 2**30:,.1f} GiB"]
 
 
 def read(config: dict[str, Any]) -> ModelConfig | FallbackConfig:
@@ -100,6 +100,14 @@ def read(config: dict[str, Any]) -> ModelConfig | FallbackConfig:
 def _stored(config: dict[str, Any]) -> torch.dtype:
     """The type of a file's embedding: float16 where it says so. The others have bfloat16, said or not."""
     return torch.float16 if config.get("torch_dtype") == "float16" else torch.bfloat16
+
+
+def _on_cpu(shape: ModelConfig) -> int:
+    """Bytes: two a number where the file has so many, but for the embedding beside experts; else four."""
+    if shape.quantization is not None:
+        return shape.parameters * 4
+    embedding = shape.vocab_size * shape.hidden_size if shape.has_experts else 0
+    return (shape.parameters + embedding) * 2
 
 
 def _on_cuda(shape: ModelConfig, stored: torch.dtype) -> list[str]:

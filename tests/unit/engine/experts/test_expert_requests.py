@@ -20,6 +20,7 @@ from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES
 from tests.unit.engine.experts.test_expert_families import DEVICES, RELATIVE_GAP_MAX
 from tests.unit.engine.tiny_models import VOCAB_SIZE, save_model
+from tests.waiting import until
 
 PROMPT, OTHER = tokens_of(1, 70, VOCAB_SIZE), tokens_of(2, 80, VOCAB_SIZE)
 BEFORE, AFTER = 5, 6  # tokens
@@ -89,10 +90,16 @@ def test_a_retracted_request_comes_back_from_host_pages(folder: Path, settings: 
     driver = begun(folder, settings)
     host = range(len(PAGES))
     driver.device.start_backup(1, PAGES, host)
+    _until_copied(driver, 1)  # before that the pages are nobody else's
     driver.prefill(1, OTHER, PAGES)
     driver.device.start_restore(2, host, ELSEWHERE)
+    _until_copied(driver, 2)
     go_on(driver, ELSEWHERE, driver.tokens[0], beside=[1])
     assert_undisturbed(driver, folder, settings)
+
+
+def _until_copied(driver: Driver, copy_id: int) -> None:
+    until(lambda: copy_id in driver.device.copies_done(), 10, f"copy {copy_id}")
 
 
 def test_a_request_goes_on_at_another_worker(folder: Path, settings: dict[str, Any]) -> None:
