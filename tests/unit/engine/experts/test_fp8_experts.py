@@ -66,12 +66,8 @@ def change(folder: Path, quantization: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("settings", [{"kernels": "torch"}, {"device": "cuda-on-cpu"}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"device": "cuda-on-cpu"}], ids=str)
 @pytest.mark.parametrize(("inner", "hidden"), [(40, 64), (160, 224), (256, 256)])
-=======
-@pytest.mark.parametrize("settings", [{}, {"kernels": "torch"}, {"device": "cuda-on-cpu"}], ids=str)
->>>>>>> 59269b4a (docs, tests: what 16 bits on a CPU save; a test of host pages waits for its copies)
 @pytest.mark.parametrize(("family", "form"), CASES)
 def test_logits_are_those_of_the_dequantized_weights(
     family: str, form: str, inner: int, hidden: int, settings: dict[str, Any], tmp_path: Path
@@ -81,13 +77,9 @@ def test_logits_are_those_of_the_dequantized_weights(
     with sized(**sizes):
         model = tiny_fp8_experts(family, form, tmp_path)
     driver = Driver(tmp_path, **settings)
-<<<<<<< HEAD
     if "device" in settings:
         kept = f"fp8-{form.split(',')[0]}" if inner % 32 == 0 else "float32"
         assert f"experts in {kept}, KV" in driver.engine.description
-=======
-    assert ("experts in float32, KV" in driver.engine.description) == ("device" in settings)
->>>>>>> 59269b4a (docs, tests: what 16 bits on a CPU save; a test of host pages waits for its copies)
     assert_exact_in_chunks_cached_and_moved(model, driver)
     driver.close()
 
