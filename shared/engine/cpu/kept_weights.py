@@ -22,7 +22,7 @@ from shared.engine.quantized.formats import IN_LAYERS
 
 @dataclass(frozen=True, slots=True)
 class KeptWeights:
-    """Of one model."""
+    """Bytes, and words, of one model's weights."""
 
     nbytes: int
     words: str

@@ -38,7 +38,7 @@ class KernelChoice:
     determinism: str = ""  # what may change the last bit of a result
 
     def beside_torch(self) -> KernelChoice:
-        """Of a model whose linears alone are compiled: what torch computes may change its bits as well."""
+        """For a model whose linears alone are compiled: what torch computes may change its bits as well."""
         if self.library is None:
             return self
         return replace(self, determinism=f"{self.determinism},{_TORCH}")
