@@ -126,6 +126,20 @@ __device__ static inline void logits_from(Part part, int first, float* values) {
   }
 }
 
+// Gives `take` the logits that this thread looks at and their tokens, in order.
+template <typename Take>
+__device__ static inline void for_each_logit(Part part, Take take) {
+  for (int first = part.begin + threadIdx.x; first < part.end; first += AT_ONCE * blockDim.x) {
+    float values[AT_ONCE];
+    logits_from(part, first, values);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int token = first + i * (int)blockDim.x;
+      if (token < part.end) take(values[i], token);
+    }
+  }
+}
+
 __device__ static inline Best best_of_parts(const Best* found, int parts) {
   Best best = worst();
   for (int part = 0; part < parts; ++part) best = better(best, found[part]);
@@ -135,15 +149,10 @@ __device__ static inline Best best_of_parts(const Best* found, int parts) {
 extern "C" __global__ ROW_KERNEL void highest_of_parts(const float* logits, i64 stride, int vocab, int parts, Best* highest) {
   const Part part = part_of_block(logits, stride, vocab, parts);
   Best best = worst();
-  for (int first = part.begin + threadIdx.x; first < part.end; first += AT_ONCE * blockDim.x) {
-    float values[AT_ONCE];
-    logits_from(part, first, values);
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
-      Best next = {values[i], first + i * (int)blockDim.x};
-      if (next.token < part.end) best = better(best, next);
-    }
-  }
+  for_each_logit(part, [&](float value, int token) {
+    Best next = {value, token};
+    best = better(best, next);
+  });
   best = best_of_block(best);
   if (threadIdx.x == 0) highest[blockIdx.x] = best;
 }
@@ -381,20 +390,20 @@ extern "C" __global__ void write_words(const int* entries, int count, int* words
 extern "C" __global__ void logprobs(const float* logits, i64 stride, int vocab, const int* rows, const int* tokens,
                                     const int* tops, int* reports) {
   const float* row = logits + rows[blockIdx.x] * stride;
+  const Part all = {row, 0, vocab};
   const float chosen = fmaxf(row[tokens[blockIdx.x]], minus_infinity());
   int* own = reports + (i64)blockIdx.x * REPORT_WORDS;
   Best best = worst();
-  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-    Best next = {fmaxf(row[token], minus_infinity()), token};
+  for_each_logit(all, [&](float value, int token) {
+    Best next = {value, token};
     best = better(best, next);
-  }
+  });
   best = best_of_block(best);
   double sum = 0.0, above = 0.0;
-  for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-    const float value = fmaxf(row[token], minus_infinity());
+  for_each_logit(all, [&](float value, int) {
     sum += exp((double)value - (double)best.value);
     above += value > chosen;
-  }
+  });
   sum = sum_of_block(sum);
   above = sum_of_block(above);
   const double total = (double)best.value + log(sum);
@@ -409,11 +418,11 @@ extern "C" __global__ void logprobs(const float* logits, i64 stride, int vocab, 
     }
     const Best last = best;
     best = worst();
-    for (int token = threadIdx.x; token < vocab; token += blockDim.x) {
-      Best next = {fmaxf(row[token], minus_infinity()), token};
-      const bool behind = next.value < last.value || (next.value == last.value && token > last.token);
+    for_each_logit(all, [&](float value, int token) {
+      Best next = {value, token};
+      const bool behind = value < last.value || (value == last.value && token > last.token);
       if (behind) best = better(best, next);
-    }
+    });
     best = best_of_block(best);
   }
 }

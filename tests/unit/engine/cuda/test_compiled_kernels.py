@@ -35,12 +35,12 @@ def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
 
 
 # Loads that are asked for before one of them is waited for, at least, and how many bytes each thread's has at least.
-# `logprobs` reads a vocabulary with 2 at a time: it is not listed. No vector is loaded of one, whose rows may begin
-# anywhere; a warp's loads lie side by side.
+# No vector is loaded of a vocabulary, whose rows may begin anywhere; a warp's loads lie side by side.
 IN_FLIGHT = {
     "highest_of_parts": (4, 4),
     "draw_of_parts": (4, 4),
     "filter_rows": (4, 4),
+    "logprobs": (4, 4),
     "write_heads_bfloat16_256": (4, 16),
     "write_heads_bfloat16_128": (2, 16),
     "gemv_bfloat16_bfloat16_1": (12, 16),
