@@ -64,7 +64,7 @@ def say_roofline() -> None:
     config = parse_model_config(Qwen3MoeConfig(**SHAPES).to_dict() | published)
     matrix, row = numbers.view(-1, SHAPES["hidden_size"]), torch.ones(SHAPES["hidden_size"])
     needed = config.computed * numbers.itemsize
-    say(f"\na row needs {needed / 1e6:.0f} MB of weights")
+    say(f"\na row needs {needed / 1e6:.0f} MB of weights in float32, half of that in 16 bits")
 
     def add() -> None:
         numbers.sum()
