@@ -100,12 +100,12 @@ images: setup
 # SOURCE: the repository's public address, for the chart. IMAGES: also worker-cuda, which takes hours to build.
 IMAGES ?= router,worker,model
 release: setup
-	@$(VENV)/bin/python -m release.make --registry "$(REGISTRY)" --source "$(SOURCE)" --images $(IMAGES)
+	@$(VENV)/bin/python -m images.release.make --registry "$(REGISTRY)" --source "$(SOURCE)" --images $(IMAGES)
 
 publish:
 	@test -n "$(REGISTRY)" || { echo "say where: make publish REGISTRY=registry.example.com/ai" >&2; exit 1; }
 	@$(MAKE) --no-print-directory release
-	@$(VENV)/bin/python -m release.publish $(REGISTRY) $(if $(PLAIN_HTTP),--plain-http)
+	@$(VENV)/bin/python -m images.release.publish $(REGISTRY) $(if $(PLAIN_HTTP),--plain-http)
 
 cluster-test: setup images
 	$(VENV)/bin/python -m pytest tests/cluster $(ARGS)

@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from release.make import ROOT, ReleaseError, make_release
-from release.publish import Registry, publish
+from images.release.make import ROOT, ReleaseError, make_release
+from images.release.publish import Registry, publish
 from tests.charts.rendering import helm, run_helm
 from tests.cluster.conftest import IMAGES
 from tests.cluster.kubernetes import image_tag

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from release.changelog import changes, notes
-from release.chart import ChartRelease, pack_chart
+from images.release.changelog import changes, notes
+from images.release.chart import ChartRelease, pack_chart
 from shared.primitives.version import VERSION
 from tests.charts.rendering import ROOT, Object, pods, run_helm
 from tests.release.trees import copy_tree

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from release.packages import build_packages
+from images.release.packages import build_packages
 from shared.local.model_store import cache_folder
 from shared.primitives.version import VERSION
 from tests.integration.deployments.deployment import free_port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from release.packages import build_packages
+from images.release.packages import build_packages
 from shared.primitives.version import VERSION
 from tests.release.trees import ROOT, copy_tree, files_of_tree
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+import subprocess
 
 import pytest
 
@@ -28,6 +29,13 @@ def test_the_project_is_seen() -> None:
         "prefill/scheduler.py",
         "router/core/requests/lifecycle.py",
     }
+
+
+def test_the_first_level_has_the_rooms_that_are_agreed() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {path.split("/")[0] for path in listed.splitlines() if "/" in path}
+    rooms = {"charts", "decode", "docs", "images", "prefill", "router", "shared", "tests"}
+    assert folders == rooms | {".ci", ".github"}
 
 
 def test_no_file_is_longer_than_600_lines() -> None:

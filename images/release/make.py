@@ -1,6 +1,6 @@
 """`make release`: everything that a release consists of, out of the commit that is checked out, into `dist/release`.
 
-    python -m release.make [--registry registry.example.com/ai] [--source https://…] [--images router,worker,model]
+    python -m images.release.make [--registry registry.example.com/ai] [--source https://…] [--images router,worker]
 
 Wheel and sdist, images as an OCI layout, the chart with their digests in it, bills of materials, notes, SHA256SUMS.
 Twice from one commit the wheel, the sdist and the chart are the same bytes; times in them are the commit's. Tests are
@@ -19,12 +19,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from release.changelog import notes
-from release.chart import NO_REGISTRY, ChartRelease, pack_chart
-from release.images import NAMES, export_image, tagged_name
-from release.packages import build_packages
+from images.release.changelog import notes
+from images.release.chart import NO_REGISTRY, ChartRelease, pack_chart
+from images.release.images import NAMES, export_image, tagged_name
+from images.release.packages import build_packages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RELEASE = ROOT / "dist" / "release"
 IMAGES = ("router", "worker", "model")
 
@@ -104,7 +104,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m release.make", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m images.release.make", allow_abbrev=False)
     parser.add_argument(
         "--registry", default="", help="where images and chart will be published: it goes into the chart"
     )

@@ -1,6 +1,6 @@
 """`make publish REGISTRY=…`: copies the images and the chart of `dist/release` into a registry, each by its digest.
 
-    python -m release.publish registry.example.com/ai [--plain-http]
+    python -m images.release.publish registry.example.com/ai [--plain-http]
 
 Needs `skopeo` for the images and `helm` for the chart, and their logins (`skopeo login`, `helm registry login`). A tag
 or a version that the registry has already is left as it is when it is the same, and refused when it is another: no tag
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from release.images import reference_in_layout
-from release.make import RELEASE, ReleaseError
+from images.release.images import reference_in_layout
+from images.release.make import RELEASE, ReleaseError
 
 CHARTS = "charts"  # the chart is <registry>/charts/segue
 
@@ -143,7 +143,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m release.publish", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="python -m images.release.publish", allow_abbrev=False)
     parser.add_argument("registry", help="as in registry.example.com/ai")
     parser.add_argument("--plain-http", action="store_true", help="a registry without TLS")
     flags = parser.parse_args()

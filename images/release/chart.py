@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from release.changelog import changes
+from images.release.changelog import changes
 
 NO_REGISTRY = "localhost"  # what values.yaml has in a checkout: images that were loaded onto nodes
 _REGISTRY_LINE = f"  registry: {NO_REGISTRY}\n"
