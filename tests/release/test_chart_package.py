@@ -52,7 +52,13 @@ def test_each_image_is_the_one_of_the_release_by_digest(package: Path) -> None:
         "decode": f"{at}/segue-worker@{worker}",
         "model": f"{at}/segue-model-smollm2@{model}",
     }
-    assert images(package, "--set", "device=cuda")["decode"] == f"{at}/segue-worker@{cuda}"
+    memory = [
+        f"{role}.resources.{kind}.memory=8Gi"
+        for role in ("prefill", "decode")
+        for kind in ("requests", "limits")
+    ]
+    on_gpus = images(package, "--set", ",".join(["device=cuda", *memory]))
+    assert on_gpus["decode"] == f"{at}/segue-worker@{cuda}"
 
 
 def test_another_registry_has_the_same_digests_and_a_tag_of_the_user_none(package: Path) -> None:
