@@ -37,10 +37,10 @@ if lost; then
   done
   exit 0
 fi
+trap 'kill "${{command:-$!}}" 2>/dev/null || exit 143' TERM INT
 : >"$lock.started" && cd {partial} || exit 1
 "$@" &
 command=$!
-trap 'kill "$command" 2>/dev/null' TERM INT
 (while ! lost; do touch "$lock"; sleep {touch}; done; kill -9 "$command") >/dev/null 2>&1 &
 watcher=$!
 wait "$command"

@@ -116,8 +116,8 @@ def test_a_command_whose_lock_another_pod_has_taken_is_killed(tmp_path: Path) ->
 def test_a_pod_that_is_deleted_ends_its_command(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "one")
     end(pod.container("claim"))
-    command = pod.command("sh", "-c", "trap 'exit 9' TERM; while :; do sleep 0.1; done")
-    until(lambda: pod.folder.with_name("llama.lock.1.started").exists(), 10, "the command")
+    command = pod.command("sh", "-c", f"trap 'exit 9' TERM; touch {tmp_path}/up; while :; do sleep 0.1; done")
+    until((tmp_path / "up").exists, 30, "the command")
     command.send_signal(signal.SIGTERM)
     assert command.wait(30) != 0
     command.communicate()
