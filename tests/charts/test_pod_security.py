@@ -46,7 +46,7 @@ def notes(*sets: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "values", [None, *VALUE_SETS, *(set(USER_SETS) - {"node-folder", "rdma", "s3-by-fetch"})]
+    "values", [None, *VALUE_SETS, *sorted(set(USER_SETS) - {"node-folder", "rdma", "s3-by-fetch"})]
 )
 def test_every_pod_is_restricted(values: str | None) -> None:
     found = {component: violations(pod["spec"]) for component, pod in pods(objects(values)).items()}

@@ -90,7 +90,7 @@ def test_an_unsupported_architecture_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     sentence = refused("--router-port", "0", "--model", str(tmp_path))
     assert "MambaForCausalLM" in sentence
-    assert "LlamaForCausalLM" in sentence
+    assert " Llama," in sentence
 
 
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
