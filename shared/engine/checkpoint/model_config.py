@@ -103,14 +103,17 @@ class ModelConfig:
     @property
     def packed_experts(self) -> str | None:
         """What all experts are packed in, and kept; None: there are none, or some are kept in 16 bits."""
-        if self.in_mxfp4:
+        forms = {self.packed_in(layer) for layer, experts in enumerate(self.experts) if experts}
+        return forms.pop() if len(forms) == 1 else None
+
+    def packed_in(self, layer: int) -> str | None:
+        """What a layer's experts are packed in, and kept; None: there are none, or they are kept in 16 bits."""
+        experts = self.experts[layer]
+        if experts is None:
+            return None
+        if experts.storage is Storage.MXFP4:
             return Storage.MXFP4.value
-        forms = {
-            self.experts_format(_experts_prefix(layer, experts), experts)
-            for layer, experts in enumerate(self.experts)
-            if experts
-        }
-        form = forms.pop() if len(forms) == 1 else None
+        form = self.experts_format(_experts_prefix(layer, experts), experts)
         return form.name if form else None
 
     @property

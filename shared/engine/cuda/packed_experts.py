@@ -147,13 +147,12 @@ class GpuExperts:
 
 
 def unpacked_bytes(config: ModelConfig) -> int:
-    """Memory that packed experts are unpacked into."""
-    if not config.packed_experts:
-        return 0
+    """Memory that packed experts are unpacked into, on a GPU with a grouped product."""
     hidden = config.hidden_size
-    return 2 * max(
+    numbers = (
         experts.routing.experts * outputs_at_once(experts.routing.experts, outputs, inputs) * inputs
-        for experts in config.experts
-        if experts
+        for layer, experts in enumerate(config.experts)
+        if experts and config.packed_in(layer)
         for outputs, inputs in ((2 * experts.inner, hidden), (hidden, experts.inner))
     )
+    return 2 * max(numbers, default=0)

@@ -30,7 +30,7 @@ from shared.engine.cuda.int4_tiles import CudaTiles
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
 from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
-from shared.engine.model.experts import GroupedExperts, check_experts
+from shared.engine.model.experts import GroupedExperts, check_experts, has_grouped
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.linears import NONE, ON_HOST, NarrowProducts
@@ -97,11 +97,14 @@ def check_model(
     NarrowProducts.on_gpu(capability, deterministic=deterministic).check(config.quantization, dtypes.weights)
 
 
-def gpu_workspace(config: ModelConfig, slots: int, processors: Processors, narrow: NarrowProducts) -> int:
-    """Bytes beside weights and pages, for a model and so many slots."""
+def gpu_workspace(
+    config: ModelConfig, slots: int, processors: Processors, narrow: NarrowProducts, *, unpacks: bool = False
+) -> int:
+    """Bytes beside weights and pages, for a model and so many slots. `unpacks`: packed experts, where rows are many."""
     dequantized = narrow.dequantized_bytes(config.quantization, config.linears())
     # Graphs keep memory of their own, but all share what experts are unpacked into.
-    return workspace_bytes(config, slots, processors) + 2 * dequantized + unpacked_bytes(config)
+    unpacked = unpacked_bytes(config) if unpacks else 0
+    return workspace_bytes(config, slots, processors) + 2 * dequantized + unpacked
 
 
 def cuda_platform(deterministic: bool) -> Platform:
@@ -129,6 +132,9 @@ def cuda_platform(deterministic: bool) -> Platform:
             deterministic=deterministic,
         )
 
+    workspace = partial(
+        gpu_workspace, processors=Processors.of(device), narrow=narrow, unpacks=has_grouped(capability)
+    )
     name = torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
     mode = "deterministic" if deterministic else "default"
@@ -148,9 +154,7 @@ def cuda_platform(deterministic: bool) -> Platform:
         check=partial(check_model, capability=capability, deterministic=deterministic),
         narrow=narrow,
         capability=capability,
-        memory=DeviceMemory(
-            total, free, partial(gpu_workspace, processors=Processors.of(device), narrow=narrow)
-        ),
+        memory=DeviceMemory(total, free, workspace),
         graph_tokens=GRAPH_TOKENS,
         description=f"{name}, FlashInfer {flashinfer.__version__}",
         determinism=f"{name},{versions},{mode}",

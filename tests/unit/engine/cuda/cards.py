@@ -8,6 +8,7 @@ from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.memory import DeviceMemory
 from shared.engine.cuda.platform import gpu_workspace
+from shared.engine.model.experts import has_grouped
 from shared.engine.quantized.linears import NarrowProducts
 
 CONFIG = EngineConfig(pages=None, page_size=16, slots=64, context_len=32_768, device="cuda")
@@ -24,5 +25,6 @@ def card_memory(gib: float) -> DeviceMemory:
         gpu_workspace,
         processors=Processors(count=132, major=CAPABILITY[0]),
         narrow=NarrowProducts.on_gpu(CAPABILITY, deterministic=False),
+        unpacks=has_grouped(CAPABILITY),
     )
     return DeviceMemory(int(gib * _GIB), int((gib - _IN_USE_GIB) * _GIB), workspace)

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
 from shared.engine.cuda.memory import feed_forward_row, graph_tokens, room_for
-from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels
+from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
+from shared.engine.cuda.platform import gpu_workspace
 from shared.engine.model.expert_banks import read_bank
-from shared.engine.model.experts import check_experts
+from shared.engine.model.experts import check_experts, has_grouped
 from shared.engine.model.loading import LayerLoader
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import PackedBank
@@ -146,6 +148,34 @@ def test_a_feed_forward_block_keeps_no_more_than_was_set_apart(
         < most
         <= planned + of_all + NARROW.dequantized_bytes(shape.quantization, shape.linears())
     )
+
+
+@pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
+def test_memory_to_unpack_into_is_set_apart_where_any_layer_takes_it(capability: tuple[int, int]) -> None:
+    """Layers of which one keeps its experts in 16 bits, and a GPU that unpacks nothing."""
+    kept = {"ignore": ["lm_head", "re:.*layers.0.mlp.experts.*"]}
+    config = PUBLISHED["Qwen3-30B-A3B"].config | {"quantization_config": FORMATS["channel"].config | kept}
+    shape = parse_model_config(config)
+    assert shape.packed_experts is None
+    kernels = PackedKernels(lambda _name, _blocks, _threads, _arguments: None)
+    make, weights, most = GpuExperts(lambda: kernels, capability), DecoderWeights(shape, MetaWeights()), 0
+    for number in (0, 1, shape.layers - 1):
+        experts = shape.experts[number]
+        assert experts is not None
+        prefix = f"model.layers.{number}.mlp.experts"
+        bank = read_bank(weights, prefix, experts, shape.hidden_size, torch.bfloat16)
+        assert isinstance(bank, PackedBank) == (number > 0)
+        with torch.inference_mode(), LiveBytes() as live:
+            make(bank, TorchOps().silu_and_mul)
+        most = max(most, live.most)
+    processors = Processors(count=132, major=capability[0])
+    unpacks, beside = (
+        gpu_workspace(shape, 64, processors, NARROW, unpacks=each)
+        for each in (has_grouped(capability), False)
+    )
+    assert unpacks - beside == (unpacked_bytes(shape) if capability == (9, 0) else 0)
+    numbers = 8 * shape.experts[1].routing.experts if shape.experts[1] else 0  # of the experts
+    assert unpacks - beside <= most <= unpacks - beside + numbers
 
 
 def test_a_gpu_multiplies_fewer_than_1024_experts_at_once() -> None:
