@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from shared.engine.quantized.fp8 import Fp8Weight
 from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
 from shared.engine.weight_source import WeightSource
+from shared.primitives.errors import ModelError
 
 _ALIGNED = 16  # bytes
 
@@ -102,24 +103,42 @@ def _biases(
 def _fp8(
     source: WeightSource, form: Fp8Format, prefix: str, experts: ExpertsConfig, hidden: int
 ) -> tuple[PackedMatrices, PackedMatrices]:
-    """Gate and up, and down. Inputs are not rounded, so their scales are not kept."""
+    """Gate and up, and down. Inputs are not rounded, so their scales are not kept.
+
+    `ModelError` for a code that is no number: kernels take it for 480.
+    """
     names, inner = experts.names, experts.inner
     gate_up, down = (
         _Fp8Rows(experts.routing.experts, form.scale_rows(inner, inner)),
         _Fp8Rows(experts.routing.experts, form.scale_rows(hidden)),
     )
+    damaged: dict[str, Tensor] = {}
     for number in range(experts.routing.experts):
-        gate, up, last = (
-            fp8.take(source, form, f"{prefix}.{number}.{name}", *shape)
-            for name, shape in (
-                (names.gate, (inner, hidden)),
-                (names.up, (inner, hidden)),
-                (names.down, (hidden, inner)),
+        taken = {
+            full: fp8.take(source, form, full, *shape)
+            for full, shape in (
+                (f"{prefix}.{number}.{names.gate}", (inner, hidden)),
+                (f"{prefix}.{number}.{names.up}", (inner, hidden)),
+                (f"{prefix}.{number}.{names.down}", (hidden, inner)),
             )
-        )
+        }
+        damaged |= {full: weight.has_nan() for full, weight in taken.items()}
+        gate, up, last = taken.values()
         gate_up.put(number, [gate, up])
         down.put(number, [last])
+    _require_numbers(damaged)
     return gate_up.matrices(), down.matrices()
+
+
+def _require_numbers(damaged: Mapping[str, Tensor]) -> None:
+    """Raise `ModelError` for the first linear that is damaged; waits once for all."""
+    flags = torch.stack(list(damaged.values()))
+    for name, found in zip(damaged, [] if flags.is_meta else flags.tolist(), strict=False):
+        if found:
+            raise ModelError(
+                f"{name}.weight holds codes that are no numbers (NaN), expected numbers of 8 bits: it is damaged; "
+                "download the folder again"
+            )
 
 
 class _Fp8Rows:

@@ -27,6 +27,7 @@ from shared.primitives.errors import ConfigError
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
+_NAN = 0x7F  # but for its sign
 SMALLEST = 1e-12  # what a row of zeros counts as
 # cuBLASLt reads scales of inputs by so many rows, and those of a weight by so many blocks of inputs: with others it
 # computes wrong, and says nothing.
@@ -45,6 +46,10 @@ class Fp8Weight:
     input_scale: Tensor | None  # float32 [], of all inputs; None: each token finds its own
     blocks: bool
     whole: bool  # each 128 rows from the first have the same scales
+
+    def has_nan(self) -> Tensor:
+        """Whether a code is no number, a scalar where the weight is: nobody waits for it yet."""
+        return (self.values.view(torch.uint8) & _NAN == _NAN).any()
 
     def dequantized(self) -> Tensor:
         """float32 [outputs, inputs]: what every way to compute is compared with."""

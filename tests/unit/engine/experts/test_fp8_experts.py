@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -93,6 +94,22 @@ def test_an_expert_in_another_type_than_the_first_is_one_sentence(tmp_path: Path
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(ModelError, match=r"experts.2.w1.weight is BF16; expected F8_E4M3"):
         Driver(tmp_path, kernels="torch")
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_a_code_that_is_no_number_is_one_sentence(code: int, tmp_path: Path) -> None:
+    """Of any expert: the first token may not choose it, and kernels that read packed ones take it for 480."""
+    with sized(hidden_size=224, intermediate_size=160, moe_intermediate_size=160):
+        tiny_fp8_experts("mixtral", "channel", tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
+    weights[name].view(torch.uint8)[7, 9] = code
+    save_file(weights, path, {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"layers\.1\..*experts\.2\.w2\.weight holds codes that are no numbers"
+    ):
+        Driver(tmp_path, device="cuda-on-cpu")
 
 
 def test_experts_that_are_left_out_are_read_as_they_are(tmp_path: Path) -> None:
