@@ -269,7 +269,12 @@ class JudgedRouterCore(JudgedCaches):
         firsts: dict[str, LiveRequest] = {}
         in_turn = sorted(queue.in_order(), key=turn)
         begun = next(
-            (each for each in in_turn if each.output and each.request.model == live.request.model), None
+            (
+                each
+                for each in in_turn
+                if each.output and each.request.model == live.request.model and not _may_return(each, state)
+            ),
+            None,
         )
         if begun is not None and not live.output:
             self.judged["a stream that was cut comes first"] += 1
@@ -282,8 +287,8 @@ class JudgedRouterCore(JudgedCaches):
         for other in firsts.values():
             if turn(other) >= turn(live) or other.tenant.running > live.tenant.running:
                 continue
-            if other.avoided and state is RequestState.WAITING:
-                continue  # a worker that has failed it takes it once another one, which had room, has none
+            if _may_return(other, state):
+                continue
             self.judged["a turn was before"] += 1
             assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
 
@@ -552,6 +557,11 @@ class JudgedDecode(DecodeScheduler):
             assert memory.pages_for(tokens) > room, (
                 f"{req.rid} is below its share and refused for {room} pages"
             )
+
+
+def _may_return(live: LiveRequest, state: RequestState) -> bool:
+    """Whether it waits by choice: a worker that has failed it may take it, once another one with room has none."""
+    return bool(live.avoided) and state is RequestState.WAITING
 
 
 def _name(who: Req | str) -> str:

@@ -216,7 +216,7 @@ class FreePlaces:
                 each for rid, each in worker.assigned.items() if not (at_most and self._placed_now(rid))
             ]
             new = [each for each in assigned if each.load_number == worker.load_number]
-            own = sum(each.tenant == tenant for each in worker.assigned.values())
+            own = sum(each.tenant == tenant for each in assigned)
             pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
             told = max(
                 len(worker.assigned) - len(new), load.queued + load.running - worker.ended.requests
