@@ -144,10 +144,15 @@ class Lock:
 
     def _touch(self, file: int, ended: threading.Event) -> None:
         while not ended.wait(self.touch_seconds):
-            if not self.is_held():
-                self.on_lost(f"another pod has taken over {self.path}, since nothing was heard of this one")
-                return
-            os.utime(file)
+            try:
+                if not self.is_held():
+                    self.on_lost(
+                        f"another pod has taken over {self.path}, since nothing was heard of this one"
+                    )
+                    return
+                os.utime(file)
+            except OSError:
+                pass  # the volume is away: when it is back, the next touch says whether this still holds the lock
 
     def _stop(self) -> None:
         self._ended.set()

@@ -41,7 +41,7 @@ trap 'kill "${{command:-$!}}" 2>/dev/null || exit 143' TERM INT
 : >"$lock.started" && cd {partial} || exit 1
 "$@" &
 command=$!
-(while ! lost; do touch "$lock"; sleep {touch}; done; kill -9 "$command") >/dev/null 2>&1 &
+(while ! lost; do touch "$lock"; sleep {touch:g}; done; kill -9 "$command") >/dev/null 2>&1 &
 watcher=$!
 wait "$command"
 status=$?

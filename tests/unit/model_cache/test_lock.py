@@ -11,7 +11,7 @@ from time import monotonic
 import pytest
 
 from shared.model_cache.lock import Lock
-from tests.waiting import soon
+from tests.waiting import soon, until
 
 SILENCE_SECONDS = 2.0
 # Holds the lock until its input ends; says so. Within, a file that must not be there yet.
@@ -115,6 +115,32 @@ def test_a_frozen_holder_that_was_followed_ends_itself_when_it_wakes(path: Path)
     assert lock.is_held()
     lock.release()
     end(holder)
+
+
+def test_a_holder_whose_volume_was_away_still_sees_that_it_was_followed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[OSError] = []
+    lost: list[str] = []
+    looks = Lock.is_held
+
+    def is_held(self: Lock) -> bool:
+        try:
+            return looks(self)
+        except OSError as error:
+            failed.append(error)
+            raise
+
+    lock = own(path)
+    lock.on_lost = lost.append
+    lock.acquire()
+    monkeypatch.setattr(Lock, "is_held", is_held)
+    away = path.parent.rename(path.parent.with_name("away"))
+    until(lambda: bool(failed), 10, "a touch fails")
+    away.rename(path.parent)
+    path.with_name(f"{path.name}.lock.2").touch()
+    until(lambda: bool(lost), 10, "it sees the other one's file")
+    lock.release()
 
 
 @pytest.mark.parametrize("where", ["near", "far"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -82,6 +83,20 @@ def test_a_command_that_fails_says_where_to_look_and_may_be_run_again(tmp_path: 
     end(pod.command("sh", "-c", f"cp {bucket}/* ."))
     end(pod.container("finish"))
     assert (pod.folder / "config.json").exists()
+
+
+def test_a_sleep_that_takes_whole_seconds_alone_is_enough(tmp_path: Path) -> None:
+    """As POSIX has it: otherwise the lock would be touched as fast as the machine can."""
+    pod, tools, touches = Pod(tmp_path, "one"), tmp_path / "tools", tmp_path / "touches"
+    tools.mkdir()
+    (tools / "sleep").write_text('#!/bin/sh\ncase $1 in *[!0-9]*) exit 1 ;; esac\nexec /bin/sleep "$1"\n')
+    (tools / "touch").write_text(f'#!/bin/sh\necho >>{touches}\nexec /usr/bin/touch "$@"\n')
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    end(pod.container("claim"))
+    command = ["sh", str(pod.script), "sleep", "1"]
+    subprocess.run(command, check=True, timeout=30, env={"PATH": f"{tools}:{os.environ['PATH']}"})
+    assert len(touches.read_text().splitlines()) == 2  # as the command began, and as it ended
 
 
 def test_a_command_that_leaves_no_model_is_told_so(tmp_path: Path) -> None:
