@@ -26,6 +26,7 @@ from images.release.images import reference_in_layout
 from images.release.make import RELEASE, ReleaseError
 
 CHARTS = "charts"  # the chart is <registry>/charts/segue
+_ABSENT = re.compile("manifest unknown|name unknown|not found", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Registry:
             f"docker://{self.name}/{tagged}",
         ]
         found = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found.returncode != 0 and not re.search("manifest unknown|name unknown|not found", found.stderr):
+        if found.returncode != 0 and not _ABSENT.search(found.stderr):
             raise ReleaseError(f"{self.name} does not say what it has: {found.stderr.strip()}")
         return found.stdout.strip()
 
@@ -80,6 +81,8 @@ class Registry:
                         f"{reference} has another chart of version {version}: raise the version"
                     )
                 return _digest_in(found.stdout + found.stderr)
+        if not _ABSENT.search(found.stderr):
+            raise ReleaseError(f"{reference} does not say whether it has {version}: {found.stderr.strip()}")
         said = subprocess.run(
             [self.helm, "push", str(package), f"oci://{self.name}/{CHARTS}", *flags],
             check=False, capture_output=True, text=True,
