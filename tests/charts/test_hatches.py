@@ -70,6 +70,10 @@ def test_annotations_of_all_are_on_every_object_but_pods_of_tests() -> None:
         if thing["kind"] != "Pod" and thing["metadata"]["name"] not in ("mine", "segue-text"):
             found = thing["metadata"]["annotations"]
             assert found.items() >= GIVEN["commonAnnotations"].items(), thing["metadata"]["name"]
+    [claim] = of_kind(
+        objects("hub-behind-proxy", "commonAnnotations.team=a"), "PersistentVolumeClaim"
+    ).values()
+    assert claim["metadata"]["annotations"] == {"team": "a"}
 
 
 def test_objects_of_ones_own_are_rendered_with_templates_in_them() -> None:

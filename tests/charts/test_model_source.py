@@ -91,6 +91,27 @@ def test_another_command_fills_another_folder() -> None:
     assert len(folders) == 2
 
 
+def test_another_command_of_routers_fills_another_folder_of_theirs_alone() -> None:
+    rendered = [pods(objects("s3-by-fetch", f"modelSource.fetch.routerCommand={{{each}}}")) for each in "ab"]
+    router, decode = (
+        [environment(each[role])["SEGUE_MODEL"] for each in rendered] for role in ("router", "decode")
+    )
+    assert router[0] != router[1]
+    assert decode[0] == decode[1]
+    assert all(folder.startswith(f"{decode[0]}+tokenizer@") for folder in router)
+
+
+def test_what_fetches_as_root_is_started_by_a_kubelet_whose_pods_are_not_root() -> None:
+    sets = (*HUB, "modelSource.cache.hostPath=/srv", "modelSource.securityContext.runAsUser=0")
+    for role in ROLE_CONFIGS:
+        pod = pods(objects(None, *sets))[role]
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+        own = fetching(pod)["model"]["securityContext"]
+        assert (own["runAsUser"], own["runAsNonRoot"]) == (0, False)
+    other = fetching(pods(objects(None, *sets[:-1], "modelSource.securityContext.runAsUser=7"))["decode"])
+    assert "runAsNonRoot" not in other["model"]["securityContext"]
+
+
 def test_a_proxy_a_ca_and_resources_reach_what_fetches_and_nothing_else() -> None:
     sets = (
         "modelSource.resources.limits.memory=3Gi",

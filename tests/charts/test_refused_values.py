@@ -43,6 +43,11 @@ MISTAKES = {
         "/modelSource/cache/create/accessModes",
         "ReadWriteMany",
     ],
+    # One pod of three roles would start.
+    "modelSource.cache.create.accessModes={ReadWriteOncePod}": [
+        "/modelSource/cache/create/accessModes",
+        "ReadWriteMany",
+    ],
     "router.config.allowedOrigins[0]=https://Chat.example.com/": [
         "/router/config/allowedOrigins/0",
         "pattern",

@@ -40,7 +40,8 @@ true
 {{- $root := index . 0 -}}{{- $kind := include "segue.modelKind" $root -}}
 {{- if eq $kind "path" -}}{{ $root.Values.model }}
 {{- else if has $kind (list "hub" "fetch") -}}
-{{- include "segue.fetchedFolder" $root }}{{ if include "segue.tokenizerAlone" . }}+tokenizer{{ end }}
+{{- include "segue.fetchedFolder" $root }}
+{{- if include "segue.tokenizerAlone" . }}+tokenizer{{ if eq $kind "fetch" }}@{{ toJson $root.Values.modelSource.fetch.routerCommand | sha256sum | trunc 12 }}{{ end }}{{ end }}
 {{- else if and (eq $kind "imageVolume") $root.Values.modelSource.image.folder -}}/models/{{ $root.Values.modelSource.image.folder }}
 {{- else -}}/models
 {{- end -}}
@@ -228,7 +229,7 @@ envFrom:
 resources:
   {{- . | nindent 2 }}
 {{- end }}
-{{- with mergeOverwrite (deepCopy (default dict $root.Values.securityContext)) (deepCopy $source.securityContext) }}
+{{- with mergeOverwrite (deepCopy (default dict $root.Values.securityContext)) (include "segue.modelRoot" $root | fromYaml) (deepCopy $source.securityContext) }}
 securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -240,6 +241,11 @@ volumeMounts:
   {{- with $source.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end -}}
+
+{{/* root → what root needs beside runAsUser: pods say runAsNonRoot, and the kubelet starts no container that contradicts it. */}}
+{{- define "segue.modelRoot" -}}
+{{- if eq (toString .Values.modelSource.securityContext.runAsUser) "0" }}runAsNonRoot: false{{ end -}}
 {{- end -}}
 
 {{/* (root, role) → the role's resources without devices, which cost nothing: the scheduler counts the larger of init and main
