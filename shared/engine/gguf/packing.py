@@ -239,6 +239,7 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     "q4_1": BlockFormat(halves=2, quant_bytes=16),
 }
 FLOAT_KINDS: dict[Kind, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_COMPARED_AT_ONCE = 1 << 20  # numbers: a head is gigabytes in float32, and no copy of it fits beside
 QUANTIZED_KINDS = (*BLOCK_FORMATS, *WIDE_FORMATS)
 
 
@@ -271,14 +272,15 @@ def packed_bytes(kind: Kind, outputs: int, inputs: int) -> int:
 
 def pack_float(weight: Tensor, kind: Kind = "f32") -> Tensor:
     """weight [outputs, inputs] of any float type → [panels * inputs * 16] of the kind's."""
-    panels = _whole_panels(weight).to(FLOAT_KINDS[kind]).view(-1, PANEL_OUTPUTS, weight.shape[1])
-    return panels.transpose(1, 2).reshape(-1)
+    panels = _whole_panels(weight).view(-1, PANEL_OUTPUTS, weight.shape[1]).transpose(1, 2)
+    return torch.empty(panels.shape, dtype=FLOAT_KINDS[kind]).copy_(panels).view(-1)
 
 
 def narrowest_kind(weight: Tensor) -> Kind:
     """The floats of fewest bits that lose nothing of a float32 matrix: those that its file has, in most cases."""
+    some = torch.split(weight, max(1, _COMPARED_AT_ONCE // weight.shape[1]))
     for kind in ("bf16", "f16"):
-        if torch.equal(weight.to(FLOAT_KINDS[kind]).float(), weight):
+        if all(torch.equal(rows.to(FLOAT_KINDS[kind]).float(), rows) for rows in some):
             return kind
     return "f32"
 
@@ -321,7 +323,9 @@ def _dequantized(kind: Kind, packed: Tensor, blocks: int) -> Tensor:
 
 
 def _whole_panels(rows: Tensor) -> Tensor:
-    return torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % PANEL_OUTPUTS)).contiguous()
+    missing = -len(rows) % PANEL_OUTPUTS
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows  # it copies
+    return padded.contiguous()
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from torch.nn.functional import grouped_mm
 from shared.engine.checkpoint.dtypes import dtype_name
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.model.gated_mlp import GatedMLP
-from shared.engine.model.ops import Bank, ExpertBank, ExpertProducts, Gated, Head, Linear, PackedBank
+from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, PackedBank
 from shared.engine.model.routing import Router
 from shared.engine.quantized.packed_matrices import PackedMatrices, unpack
 from shared.primitives.errors import ConfigError
@@ -221,21 +221,22 @@ class SeparateExperts:
     It looks at values, and so cannot be captured.
     """
 
-    def __init__(
-        self, bank: ExpertBank, gated: Gated, linear: Callable[[Tensor, Tensor | None], Linear]
-    ) -> None:
-        """`linear` makes y = x Wᵀ + b whose row results do not depend on the other rows."""
-        none = [None] * len(bank.down)
-        self._mlps = [
-            GatedMLP(linear(first, first_bias), gated, linear(last, last_bias))
-            for first, first_bias, last, last_bias in zip(
-                bank.gate_up,
-                none if bank.gate_up_bias is None else bank.gate_up_bias,
-                bank.down,
-                none if bank.down_bias is None else bank.down_bias,
-                strict=True,
+    def __init__(self, bank: Bank, gated: Gated, linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        """`linear` makes y = x Wᵀ + b whose row results do not depend on the other rows, and keeps its own weight.
+
+        What is packed is unpacked for one expert after the other: a layer in float32 is gigabytes.
+        """
+        first_bias, last_bias = bank.gate_up_bias, bank.down_bias
+        self._mlps = []
+        for expert in range(bank.experts):
+            first, last = bank.matrices(expert)
+            self._mlps.append(
+                GatedMLP(
+                    linear(first, None if first_bias is None else first_bias[expert]),
+                    gated,
+                    linear(last, None if last_bias is None else last_bias[expert]),
+                )
             )
-        ]
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `ExpertProducts`."""

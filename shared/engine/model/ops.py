@@ -51,6 +51,10 @@ class ExpertBank:
         """Where they are."""
         return self.down.device
 
+    def matrices(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Give gate and up, and down, of an expert."""
+        return self.gate_up[expert], self.down[expert]
+
 
 @dataclass(frozen=True)
 class PackedBank:
@@ -72,11 +76,12 @@ class PackedBank:
         """Where they are."""
         return self.down.values.device
 
-    def wide(self) -> ExpertBank:
-        """Unpack all, into that type."""
-        return ExpertBank(
-            self.gate_up.wide(self.dtype), self.down.wide(self.dtype), self.gate_up_bias, self.down_bias
+    def matrices(self, expert: int) -> tuple[Tensor, Tensor]:
+        """Unpack gate and up, and down, of an expert, into that type."""
+        gate_up, down = (
+            each.unpacked(expert, 0, each.outputs).to(self.dtype) for each in (self.gate_up, self.down)
         )
+        return gate_up, down
 
 
 Bank = ExpertBank | PackedBank

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 
 from shared.engine.attention.heads import rms_norm
 from shared.engine.model.experts import GroupedExperts, SeparateExperts, UnpackedProducts
-from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, PackedBank
+from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear
 from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
@@ -74,7 +74,7 @@ class TorchOps:
         """See `Ops`."""
         if self.linear is plain_linear:
             return GroupedExperts(bank, gated, self._unpacked)
-        return SeparateExperts(bank.wide() if isinstance(bank, PackedBank) else bank, gated, self.linear)
+        return SeparateExperts(bank, gated, self.linear)
 
     def narrow_linear(self, weight: NarrowWeight, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -63,13 +63,6 @@ class PackedMatrices:
             scales = scales.repeat_interleave(BLOCK, dim=1, output_size=scales.shape[1] * BLOCK)
         return values.float() * scales[:, : self.inputs]
 
-    def wide(self, dtype: torch.dtype) -> Tensor:
-        """All of them as numbers, [experts, outputs, inputs]."""
-        shape = (len(self.values), self.outputs, self.inputs)
-        found = torch.empty(shape, dtype=dtype, device=self.values.device)
-        unpack(self, 0, found)
-        return found
-
 
 def unpack(matrices: PackedMatrices, first: int, wide: Tensor) -> None:
     """Write so many rows of each matrix, from `first` on, as numbers of another type: wide [experts, rows, inputs]."""

@@ -30,6 +30,7 @@ from shared.engine.gguf.packing import (
     write_packed,
 )
 from shared.primitives.errors import ModelError
+from tests.doubles.live_bytes import LiveBytes
 from tests.unit.engine.cpu.random_blocks import odd_rows
 from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
 from tests.unit.engine.product import KINDS, Product, packed_weight
@@ -290,3 +291,13 @@ def test_a_row_has_the_same_bits_among_any_others(product: Product, kind: Kind, 
         assert torch.equal(product(x[:rows], kind, packed, OUTPUTS, bias), alone[:rows]), rows
         last = x[-rows:].contiguous()
         assert torch.equal(product(last, kind, packed, OUTPUTS, bias), alone[-rows:]), rows
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_no_copy_of_a_matrix_in_float32_is_made_beside_it(dtype: torch.dtype) -> None:
+    """The head of a model is gigabytes in float32."""
+    weight = torch.randn(4096, 2048, generator=torch.Generator().manual_seed(1)).to(dtype).float()
+    with LiveBytes() as live:
+        packed = pack_float(weight, narrowest_kind(weight))
+    assert packed.dtype == dtype
+    assert packed.nbytes <= live.most < packed.nbytes + weight.nbytes / 4
