@@ -286,6 +286,20 @@ def test_compiled_kernels_keep_matrices_of_16_bits_as_they_are(dtype: torch.dtyp
     assert nbytes == numbers * 4, by_torch
 
 
+def test_a_head_that_is_the_embedding_counts_again_where_torch_keeps_a_copy(tmp_path: Path) -> None:
+    tiny_model("mistral", tmp_path)
+    path = tmp_path / "model.safetensors"
+    weights = {name: each.bfloat16() for name, each in load_file(path).items() if name != "lm_head.weight"}
+    save_file(weights, path, {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    numbers = sum(weight.numel() for weight in weights.values())
+    vectors = sum(weight.numel() for weight in weights.values() if weight.dim() == 1)
+    assert _logits_of(tmp_path)[2] == 2 * (numbers + vectors)
+    copy = weights["model.embed_tokens.weight"].numel()
+    assert _logits_of(tmp_path, kernels="torch")[2] == 4 * (numbers + copy)
+
+
 def _logits_of(folder: Path, **settings: Any) -> tuple[torch.Tensor, str, int]:
     """Of a prompt and two tokens, what the engine says of itself, and the bytes of weights that it counts."""
     driver = Driver(folder, **settings)
