@@ -14,6 +14,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import socket
 import sys
 import threading
@@ -213,7 +214,10 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """The command; one sentence and status 1 on a `ModelError`."""
+    """The command; one sentence and status 1 on a `ModelError`, 143 when its pod is deleted."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(143)
+    )  # the first process of a container is not ended without
     try:
         run(parse())
     except ModelError as error:

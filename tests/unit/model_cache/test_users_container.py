@@ -74,6 +74,17 @@ def test_a_second_pod_waits_for_the_command_of_the_first(tmp_path: Path, bucket:
     end(two.container("finish"))
 
 
+def test_a_pod_that_is_deleted_while_it_waits_ends_at_once(tmp_path: Path) -> None:
+    """By a handler (143, not -15): as the first process of its container no signal ends it without one."""
+    one, two = Pod(tmp_path, "one"), Pod(tmp_path, "two")
+    end(one.container("claim"))
+    waiting = two.container("claim")
+    assert waiting.stdout is not None
+    assert "waiting for another pod" in waiting.stdout.readline()
+    waiting.send_signal(signal.SIGTERM)
+    end(waiting, 143)
+
+
 def test_a_command_that_fails_says_where_to_look_and_may_be_run_again(tmp_path: Path, bucket: Path) -> None:
     pod = Pod(tmp_path, "one")
     end(pod.container("claim"))
