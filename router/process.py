@@ -81,7 +81,9 @@ def serve(config: RouterConfig) -> None:
         Path(config.model), config.template_seconds_max, config.tool_call_parser, config.reasoning_parser
     )
     if tokenizer.tokens > tokenizer.vocab_size:  # each prompt with one of the others is refused
-        log.warning("tokenizer.has_more_tokens", tokens=tokenizer.tokens, vocab_size=tokenizer.vocab_size)
+        log.warning(
+            "tokenizer.has_more_tokens", tokenizer_size=tokenizer.tokens, vocab_size=tokenizer.vocab_size
+        )
     defaults = _sampling_defaults(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(

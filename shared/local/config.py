@@ -60,8 +60,8 @@ TOP_SETTINGS: dict[Role, tuple[str, ...]] = {
 }
 SECTION_SETTINGS: dict[Role, tuple[str, ...]] = {
     "router": ("drainSeconds", "endpointLagSeconds"),
-    "prefill": (),
-    "decode": (),
+    "prefill": ("drainSeconds",),
+    "decode": ("drainSeconds",),
 }
 KV_FORMAT = ("page_size", "dtype", "kv_cache_dtype", "kv_transport")  # decode reads no pages of another one
 GIVEN = (
@@ -293,7 +293,8 @@ def _role_settings(
     typed, _ = read_flags(ROLE_CONFIGS[role], words)
     section = _mapping(values, role, file)
     outside = {key: values[key] for key in TOP_SETTINGS[role] if key in values}
-    outside |= {key: section[key] for key in SECTION_SETTINGS[role] if key in section}
+    # null in a section is the chart's "as the top says"
+    outside |= {key: section[key] for key in SECTION_SETTINGS[role] if section.get(key) is not None}
     settings = outside | _mapping(section, "config", file)
     content = check_file_settings(ROLE_CONFIGS[role], settings, f"{role}.config of {file}")
     given = {name: value for name, value in content.items() if variable_of(name) not in environ}

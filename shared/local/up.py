@@ -73,7 +73,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         common = ["--model", str(model), "--served-model-name", name]
         common += ["--host", HOST, "--admin-host", HOST]
         common += ["--log-level", config.log_level, "--log-format", config.log_format]
-        if shares := _describe_shares(settings, budget):
+        if shares := describe_shares(settings, budget):
             console.print_line(shares)
         counts: dict[Role, int] = {"prefill": config.prefill, "decode": config.decode}
         workers = [
@@ -190,8 +190,9 @@ def _worker_flags(role: Role, settings: LocalSettings, budget: Budget) -> list[s
 
 
 def _roles_that_share(settings: LocalSettings) -> list[Role]:
-    """The roles whose settings name no memory size: they share what the machine has."""
-    return [role for role, each in _worker_configs(settings).items() if not each.memory_bytes]
+    """The roles that run here and whose settings name no memory size: they share what the machine has."""
+    configs = _worker_configs(settings).items()
+    return [role for role, each in configs if not each.memory_bytes and getattr(settings.config, role)]
 
 
 def _worker_configs(settings: LocalSettings) -> dict[Role, WorkerConfig]:
@@ -199,10 +200,12 @@ def _worker_configs(settings: LocalSettings) -> dict[Role, WorkerConfig]:
     return {role: each for role, each in configs.items() if isinstance(each, WorkerConfig)}
 
 
-def _describe_shares(settings: LocalSettings, budget: Budget) -> str:
+def describe_shares(settings: LocalSettings, budget: Budget) -> str:
     """How the memory is divided, for the workers that share; empty: none does."""
     sharing = _roles_that_share(settings)
     count = settings.config.prefill + settings.config.decode
+    if sharing and count == 1:
+        return f"memory: the {sharing[0]} worker is given {_gib(budget.memory_bytes)} ({budget.origin})"
     whose = "worker" if len(sharing) > 1 else f"{sharing[0]} worker" if sharing else ""
     return whose and (
         f"memory: each {whose} is given {_gib(budget.memory_bytes // count)}, one of {count} equal shares of "

@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 from router.config import RouterConfig
+from shared.engine.config import Budget
 from shared.local.config import ROLE_CONFIGS, LocalSettings, environment_of, load_local, unknown_everywhere
 from shared.local.console import StartupConsole
-from shared.local.up import router_host, up, why_not_ours
+from shared.local.up import describe_shares, router_host, up, why_not_ours
 from shared.primitives.errors import ConfigError, StartError
 from shared.worker.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
@@ -98,6 +99,12 @@ def test_seconds_that_the_chart_has_outside_of_config_reach_the_processes(values
     settings = given(values, "{silenceSeconds: 9, drainSeconds: 8, router: {drainSeconds: 7}}")
     assert settings.roles["router"].flags == ["--silence-seconds=9.0", "--drain-seconds=7.0"]
     assert settings.roles["prefill"].flags == ["--silence-seconds=9.0", "--drain-seconds=8.0"]
+
+
+def test_a_role_may_drain_for_another_time_and_null_is_what_the_top_says(values: Path) -> None:
+    settings = given(values, "{drainSeconds: 8, prefill: {drainSeconds: 3}, decode: {drainSeconds: null}}")
+    assert settings.roles["prefill"].flags == ["--drain-seconds=3.0"]
+    assert settings.roles["decode"].flags == ["--drain-seconds=8.0"]
 
 
 def test_the_values_of_the_chart_serve_this_machine_too() -> None:
@@ -285,3 +292,22 @@ def test_the_example_in_the_help_is_a_file_that_is_accepted(
     example = re.search(r"router: \{.*\}\}", shown)
     assert example
     assert given(values, example[0]).roles["router"].flags == ["--allowed-origins=http://localhost:3000"]
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "sentence"),
+    [
+        ("", [], "memory: each worker is given 4.00 GiB, one of 2 equal shares of 8.00 GiB (measured)"),
+        ("", ["--prefill", "0"], "memory: the decode worker is given 8.00 GiB (measured)"),
+        ("decode: {config: {memoryBytes: 1000000}}", ["--prefill", "0"], ""),
+        (
+            "decode: {config: {memoryBytes: 1000000}}",
+            [],
+            "memory: each prefill worker is given 4.00 GiB, one of 2 equal shares of 8.00 GiB (measured)",
+        ),
+    ],
+)
+def test_memory_is_told_of_the_workers_that_run(
+    values: Path, content: str, flags: list[str], sentence: str
+) -> None:
+    assert describe_shares(given(values, content, *flags), Budget(8 << 30, "measured")) == sentence

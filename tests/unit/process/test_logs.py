@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
@@ -27,6 +28,7 @@ from shared.process.logs import (
     counters,
     write_note,
 )
+from tests.tidy.source_files import source_files
 from tests.waiting import comes_true, until
 
 
@@ -124,6 +126,24 @@ def test_text_and_tokens_of_a_note_are_withheld(
     assert "withheld" in shown
     assert "marker-7f3a" not in shown
     assert "77012" not in shown
+
+
+def test_no_line_has_a_field_that_would_be_withheld() -> None:
+    calls = [
+        (file.path, call)
+        for file in source_files()
+        if not str(file.path).startswith("tests")
+        for call in ast.walk(file.tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("log.")
+    ]
+    assert len(calls) > 30
+    hidden = [
+        f"{path}:{call.lineno}: {field.arg}"
+        for path, call in calls
+        for field in call.keywords
+        if field.arg in logs.CONFIDENTIAL
+    ]
+    assert hidden == []
 
 
 def test_a_line_on_a_console_does_not_repeat_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
