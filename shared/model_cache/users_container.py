@@ -26,6 +26,7 @@ lock={lock} next={next} complete={complete}
 say() {{ echo "$1" >&2; echo "$1" 2>/dev/null >{message} || true; }}
 lost() {{ [ ! -e "$lock" ] || [ -e "$next" ]; }}
 [ -e "$complete" ] && exit 0
+trap 'kill "${{command:-$!}}" 2>/dev/null || exit 143' TERM INT
 if lost; then
   waited=0
   while [ ! -e "$complete" ]; do
@@ -37,7 +38,6 @@ if lost; then
   done
   exit 0
 fi
-trap 'kill "${{command:-$!}}" 2>/dev/null || exit 143' TERM INT
 : >"$lock.started" && cd {partial} || exit 1
 "$@" &
 command=$!

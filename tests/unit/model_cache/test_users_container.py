@@ -85,6 +85,18 @@ def test_a_pod_that_is_deleted_while_it_waits_ends_at_once(tmp_path: Path) -> No
     end(waiting, 143)
 
 
+def test_a_pod_that_is_deleted_while_its_successor_fetches_ends_at_once(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "one")
+    end(pod.container("claim"))
+    (lock,) = tmp_path.rglob("*.lock.1")
+    lock.with_suffix(".2").touch()
+    command = pod.command("true")
+    children = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    until(lambda: bool(children.read_text(encoding="utf-8")), 10, "its sleep")
+    command.send_signal(signal.SIGTERM)
+    end(command, 143)
+
+
 def test_a_command_that_fails_says_where_to_look_and_may_be_run_again(tmp_path: Path, bucket: Path) -> None:
     pod = Pod(tmp_path, "one")
     end(pod.container("claim"))
