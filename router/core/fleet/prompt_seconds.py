@@ -93,7 +93,7 @@ class PromptSeconds:
         per_second, position_seconds = worker.rates.rate(worker.hello, load)
         if not per_second:
             return inf
-        new, queued = tokens - cached, worker.tokens_waiting if decodes else worker.tokens
+        new, queued = tokens - cached, worker.tokens_left if decodes else worker.tokens
         seconds = (queued + self._miss_weight * new) / per_second
         seconds += position_seconds * sum_of_positions(cached, new)
         beside = decodes and worker.running > 0

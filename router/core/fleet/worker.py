@@ -98,7 +98,12 @@ class Worker:
 
     @property
     def tokens_waiting(self) -> int:
-        """Tokens of prompts that a decode worker has to compute, as far as the router knows by now.
+        """Tokens of prompts that a decode worker had to compute by its last load, and of those that came since."""
+        return self.load.queued_tokens + self.extending_unreported
+
+    @property
+    def tokens_left(self) -> int:
+        """`tokens_waiting` without prompts that are computed since: what a prompt that comes now waits for.
 
         A client's next turn follows its answer sooner than a load does: counted with the turn before, it would go to a
         worker that has nothing of it cached. What had been computed of a prompt by the last load is taken off twice.

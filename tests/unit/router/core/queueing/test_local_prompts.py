@@ -342,19 +342,20 @@ def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> Non
     world.loaded("d0", running=2, queued_tokens=32)
     world.submit(request("d"))
     begun(world, "c")
-    assert worker.tokens_waiting == 3, "what it told is computed, and this came since"
+    assert worker.tokens_waiting == 32 + 3, "what it told and what came since"
+    assert worker.tokens_left == 3, "what it told is computed"
     world.loaded("d0", running=2, queued_tokens=40)
-    assert worker.tokens_waiting == 40, "another router's are among them"
+    assert worker.tokens_waiting == worker.tokens_left == 40, "another router's are among them"
 
 
 def test_the_turn_after_an_answer_goes_where_its_prefix_is_before_the_worker_reports() -> None:
     world = deployment(decode=2)
     for peer in ("d0", "d1"):
         world.loaded(peer, extend_rate=1000.0)
-    world.submit(request("first", LONG * 3, max_new_tokens=1))
+    world.submit(request("first", LONG, max_new_tokens=1))
     there = world.placed(Serve, "first")
     assert there is not None
-    world.loaded(there, extend_rate=1000.0, running=1, queued_tokens=3 * len(LONG), step_seconds=1.0)
+    world.loaded(there, extend_rate=1000.0, running=1, queued_tokens=250, step_seconds=1.0)  # not all its own
     begun(world, "first", peer=there)
     world.finished(there, "first", 1)
     assert world.core.fleet.workers[there].running == 0
