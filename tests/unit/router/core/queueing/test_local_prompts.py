@@ -349,7 +349,7 @@ def test_what_waits_at_a_worker_is_counted_until_it_is_computed_or_told() -> Non
 
 
 def test_the_turn_after_an_answer_goes_where_its_prefix_is_before_the_worker_reports() -> None:
-    world = deployment(decode=2)
+    world = deployment(decode=2, cache_miss_weight=1.0)
     for peer in ("d0", "d1"):
         world.loaded(peer, extend_rate=1000.0)
     world.submit(request("first", LONG, max_new_tokens=1))
