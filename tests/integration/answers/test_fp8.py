@@ -16,6 +16,7 @@ from tests.integration.answers.served_models import (
     served_answers,
     vocab_size,
 )
+from tests.integration.deployments.aggregated import needs_prefill
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.fp8_models import store_in_fp8
 from tests.unit.engine.tiny_models import SIZES
@@ -34,6 +35,7 @@ def test_greedy_answers_are_those_of_the_dequantized_weights(name: str, device: 
     assert_served_as(model, served, device)
 
 
+@needs_prefill("no pages are fetched")
 @pytest.mark.timeout(600)
 def test_pages_of_8_bits_are_fetched(tmp_path: Path) -> None:
     """Answers are those of the same engine alone, but where rounding to e4m3 turns on a last bit of the batch."""
