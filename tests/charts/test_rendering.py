@@ -139,3 +139,10 @@ def test_a_release_whose_name_has_segue_is_not_named_twice() -> None:
 def test_the_longest_names_still_are_names() -> None:
     rendered = objects(None, release="r" * 53)
     assert max(len(each["metadata"]["name"]) for each in rendered) <= 63
+
+
+@pytest.mark.parametrize(("version", "known"), [("1.20.2", False), ("1.25.9", False), ("1.26.0", True)])
+def test_an_old_cluster_is_sent_no_field_that_it_does_not_know(version: str, known: bool) -> None:
+    """Helm compares each object with the schema of the cluster, and installs nothing that has another field."""
+    text = run_helm("template", "segue", str(CHART), "--kube-version", version)
+    assert ("unhealthyPodEvictionPolicy" in text) == known
