@@ -5,6 +5,8 @@ What decision 11 promises is exact in admissions, whatever the time and whatever
 - At a router no request is placed while another one, whose turn is before, would find room. Requests that migrate come
   before all others, streams that were cut before new prompts, and nothing new is placed on a decode worker while a
   request of a draining one finds room.
+- One that leaves a place to those behind it, since a better one comes sooner, has chosen so for the whole pass: what
+  they take may change what is best, and the next pass asks it first.
 - When it has settled what came, no first request of a tenant waits that a prefill worker would take (`places`).
 - What holds at a prefill worker stands in `prompts`.
 - Beside a prompt of several steps at a decode worker short ones take their share of its steps, no more and no less.
@@ -76,6 +78,7 @@ class JudgedRouterCore(JudgedCaches):
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
         self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
+        self._waits_for_better: set[str] = set()  # in this pass
         self._balance_judge = BalanceJudge(self, self.judged)
         self._migrations = self._judged_migrations = JudgedMigrations(self, self._balance_judge, self.judged)
         self._free_pages_judge = FreePagesJudge(self)
@@ -116,6 +119,7 @@ class JudgedRouterCore(JudgedCaches):
         now: float,
     ) -> None:
         backfilled = {each.rid: each.backfilled for each in queue}
+        self._waits_for_better.clear()
         super()._serve(queue, place, attempts, now)
         choosing = prove_no_room_kept(queue, backfilled, now)
         self.judged["a prompt that waits for a better worker keeps no room"] += choosing
@@ -125,9 +129,15 @@ class JudgedRouterCore(JudgedCaches):
             live,
             self._requests.reservations.waiting,
             RequestState.WAITING,
-            lambda other: self._serves(other, now) or self._takes(other, now),
+            lambda other: (
+                other.rid not in self._waits_for_better
+                and (self._serves(other, now) or self._takes(other, now))
+            ),
         )
-        return super()._begin(live, now)
+        placed = super()._begin(live, now)
+        if placed is False and now < live.worth_at < inf:
+            self._waits_for_better.add(live.rid)
+        return placed
 
     def _to_serve(self, live: LiveRequest, choice: Placement[Worker], why: str, now: float) -> bool:
         self.judged[f"a prompt is computed at decode: {why}"] += 1
