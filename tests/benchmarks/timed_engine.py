@@ -24,7 +24,7 @@ from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.step_kernels import CudaKernels
+from shared.engine.cuda.kernels.step_kernels import CudaKernels
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.streams import Mark, Work
 

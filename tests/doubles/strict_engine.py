@@ -13,7 +13,7 @@ from shared.engine.attention.protocol import (
     PlannedAttention,
     StreamAttention,
 )
-from shared.engine.cuda.step_kernels import ReferenceKernels
+from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from tests.doubles.late_stream import LateStream
 
 

@@ -18,17 +18,17 @@ from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.families import Activation
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
-from shared.engine.cuda.gemv import ROWS_MAX, Gemv
-from shared.engine.cuda.head_kernels import CudaHeadWriter
-from shared.engine.cuda.int4_tiles import CudaTiles
-from shared.engine.cuda.platform import CudaStream, FlashInferOps, Platform
-from shared.engine.cuda.step_kernels import (
+from shared.engine.cuda.kernels.gemv import ROWS_MAX, Gemv
+from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
+from shared.engine.cuda.kernels.int4_tiles import CudaTiles
+from shared.engine.cuda.kernels.step_kernels import (
     REPORT_WORDS,
     STATE_WORDS,
     CudaKernels,
     ReferenceKernels,
     read_reports,
 )
+from shared.engine.cuda.platform import CudaStream, FlashInferOps, Platform
 from shared.engine.model.gated_mlp import clamped, gated
 from shared.engine.model.ops import ExpertBank, Gated
 from shared.engine.model.torch_ops import TorchOps
@@ -38,7 +38,7 @@ from shared.engine.quantized.int4 import FEW_ROWS, Int4Products, Tiles
 from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.mxfp4 import dequantized
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
-from tests.unit.engine.cuda.test_step_kernels import (
+from tests.unit.engine.cuda.kernels.test_step_kernels import (
     any_logits,
     any_state,
     assert_filtered_alike,

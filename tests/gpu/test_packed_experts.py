@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import ClampedGate
 from shared.engine.checkpoint.families import Activation
-from shared.engine.cuda.packed_experts import WIDTHS, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import WIDTHS, PackedKernels
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.experts import MANY_ROWS, has_grouped
 from shared.engine.model.gated_mlp import clamped, gated

@@ -27,7 +27,7 @@ def test_no_function_of_the_engine_has_more_than_six_parameters() -> None:
         for function in file.functions()
         if (count := parameters(function)) > PARAMETERS_MAX
     }
-    assert many == {("cuda/step_kernels.py", ARGUMENTS_OF_A_KERNEL): 9}
+    assert many == {("cuda/kernels/step_kernels.py", ARGUMENTS_OF_A_KERNEL): 9}
 
 
 def test_parameters_of_all_kinds_are_counted() -> None:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
+from shared.engine.cuda.kernels.step_kernels import StepKernels
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import StepKernels
 from shared.engine.sampling.sampler import Adjustment
 from shared.wire.sampling_params import SamplingParams
 

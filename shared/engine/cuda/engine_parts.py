@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.engine.attention.protocol import PlannedAttention, StreamAttention
 from shared.engine.checkpoint.kv_cache import KVCache
-from shared.engine.cuda.step_kernels import StepKernels
+from shared.engine.cuda.kernels.step_kernels import StepKernels
 from shared.engine.model.ops import Ops
 from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.streams import Stream

@@ -20,9 +20,9 @@ from shared.engine.attention.protocol import PagedBatch, PlannedAttention
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.extend_graphs import ExtendGraphs
 from shared.engine.cuda.graphs import DecodeGraphs
+from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
 from shared.engine.sampling.logprobs import Run, scored_runs
 from shared.engine.streams import Mark, Work
 from shared.wire.sampled import TokenLogprobs

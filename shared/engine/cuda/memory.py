@@ -11,7 +11,7 @@ from shared.engine.checkpoint.kv_cache import page_bytes
 from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_bound, gib
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.config import Budget, EngineConfig
-from shared.engine.cuda.step_kernels import STATE_WORDS
+from shared.engine.cuda.kernels.step_kernels import STATE_WORDS
 from shared.kv.page_pool import pages_for_tokens
 
 GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes, at most

@@ -23,13 +23,13 @@ from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.gemv import Gemv
-from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
-from shared.engine.cuda.int4_tiles import CudaTiles
+from shared.engine.cuda.kernels.gemv import Gemv
+from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
+from shared.engine.cuda.kernels.int4_tiles import CudaTiles
+from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
+from shared.engine.cuda.kernels.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
-from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
-from shared.engine.cuda.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.model.experts import GroupedExperts, check_experts, has_grouped
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps

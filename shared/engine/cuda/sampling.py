@@ -21,9 +21,9 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.engine_parts import EngineParts
+from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers

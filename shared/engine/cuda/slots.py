@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from shared.batch.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE
+from shared.engine.cuda.kernels.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.sampling.sampler import signed
 from shared.engine.streams import Stream, Work
 from shared.primitives.errors import ConfigError, InvariantError

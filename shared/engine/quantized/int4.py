@@ -4,7 +4,7 @@
     weight            (number - 8) * scale + zero, rounded once
 
     few rows, compute capability 8.0 and above   `aten._weight_int4pack_mm`, which reads weights in tiles of its own
-    more rows there                              dequantized from the tiles for each call, by `cuda/int4_tiles.cu`
+    more rows there                              dequantized from the tiles for each call (cuda/kernels/int4_tiles.cu)
     elsewhere, and deterministic                 dequantized for each call
 
 The CPU engine dequantizes at load, into its own type and without rounding. Nothing looks at a value, so all may be

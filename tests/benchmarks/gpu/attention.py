@@ -26,8 +26,8 @@ from shared.engine.attention.protocol import PagedBatch, PlanGuard, StreamAttent
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, page_bytes
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.head_kernels import CudaHeadWriter
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
 from shared.engine.cuda.platform import CudaStream
 from shared.engine.streams import Stream
 from tests.benchmarks.gpu.offline import model_named, say

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.gemv import Gemv
-from shared.engine.cuda.int4_tiles import CudaTiles
-from shared.engine.cuda.packed_experts import PackedKernels
-from shared.engine.cuda.step_kernels import CudaKernels
+from shared.engine.cuda.kernels.gemv import Gemv
+from shared.engine.cuda.kernels.int4_tiles import CudaTiles
+from shared.engine.cuda.kernels.packed_experts import PackedKernels
+from shared.engine.cuda.kernels.step_kernels import CudaKernels
 from shared.engine.model.experts import GroupedExperts, PackedExperts, UnpackedProducts
 from shared.engine.model.ops import PackedBank
 from shared.engine.model.torch_ops import TorchOps

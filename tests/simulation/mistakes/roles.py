@@ -382,7 +382,9 @@ PLACES: dict[str, dict[str, str]] = {
         "the plan of a batch": "_planned",
     },
     "shared.engine.cuda.graphs.np": {"rows of padding get a slot": "full"},
-    "shared.engine.cuda.step_kernels.ReferenceKernels": {"a kernel prepares a decode step": "prepare_decode"},
+    "shared.engine.cuda.kernels.step_kernels.ReferenceKernels": {
+        "a kernel prepares a decode step": "prepare_decode"
+    },
     "shared.engine.cuda.sampling.Sampling": {
         "tokens are chosen": "run",
         "a choice is read": "read",
@@ -406,7 +408,9 @@ PLACES: dict[str, dict[str, str]] = {
         "the ring of a staging": "_ring",
         "the views of a staging": "_views",
     },
-    "shared.engine.cuda.step_kernels.ReportBuffers": {"tokens of a run are on the device": "on_device"},
+    "shared.engine.cuda.kernels.step_kernels.ReportBuffers": {
+        "tokens of a run are on the device": "on_device"
+    },
     "tests.doubles.late_stream.LateStream": {"a stream waits for another": "wait_for"},
 }
 ROLES = {role: (owner, attribute) for owner, roles in PLACES.items() for role, attribute in roles.items()}

@@ -24,15 +24,15 @@ from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.counters import EAGER
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
+from shared.engine.cuda.kernels.step_kernels import SOURCE, CudaKernels
 from shared.engine.cuda.platform import FlashInferOps
-from shared.engine.cuda.step_kernels import SOURCE, CudaKernels
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import Head
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.streams import Work
 from shared.wire.sampling_params import SamplingParams
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.cuda.test_launch_never_waits import InlineStream
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shared.batch.schedule_batch import ForwardMode
-from shared.engine.cuda.step_kernels import STATE_WORDS, SlotWord
+from shared.engine.cuda.kernels.step_kernels import STATE_WORDS, SlotWord
 from shared.engine.sampling.sampler import Adjustment
 from tests.simulation.mistakes.mutation import Instead, Mistakes, Mutation, gives, nothing
 from tests.simulation.mistakes.roles import get, put

@@ -24,8 +24,8 @@ from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import parse_model_config
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda import platform
+from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from shared.engine.cuda.memory import DeviceMemory, room_for
-from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.engine.model.torch_ops import TorchOps
 from shared.primitives.errors import ConfigError, ModelError, StartError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED

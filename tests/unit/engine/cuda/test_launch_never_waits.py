@@ -20,7 +20,7 @@ from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.step_kernels import ReferenceKernels
+from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from shared.engine.cuda.platform import FlashInferOps
-from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.linears import NarrowProducts

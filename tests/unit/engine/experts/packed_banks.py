@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.packed_experts import PackedKernels
+from shared.engine.cuda.kernels.packed_experts import PackedKernels
 from shared.engine.model.experts import ExpertRows
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
 from tests.unit.engine.quantized.mxfp4_models import packed

@@ -14,8 +14,8 @@ from torch import Tensor
 from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
+from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
 from shared.engine.cuda.memory import feed_forward_row, graph_tokens, room_for
-from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
 from shared.engine.cuda.platform import gpu_workspace
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import check_experts, has_grouped

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.model_config import parse_model_config
-from shared.engine.cuda.packed_experts import GpuExperts, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import GroupedExperts
 from shared.engine.model.names import DecoderWeights

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.packed_experts import SOURCE, GpuExperts, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import SOURCE, GpuExperts, PackedKernels
 from shared.engine.model import experts
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, PackedBank
 from shared.engine.model.torch_ops import TorchOps
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES, sized
 from tests.unit.engine.experts.test_fp8_experts import tiny_fp8_experts

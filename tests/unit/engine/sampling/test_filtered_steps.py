@@ -9,9 +9,9 @@ from torch import Tensor
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.cuda.adjustments import Adjustments
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
-from shared.engine.cuda.step_kernels import ReferenceKernels
 from shared.wire.sampling_params import SamplingParams
 
 VOCAB = 307

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shared.engine.cuda.packed_experts import SOURCE, WIDTHS, PackedKernels, tiles_max, width_of
+from shared.engine.cuda.kernels.packed_experts import SOURCE, WIDTHS, PackedKernels, tiles_max, width_of
 from shared.engine.quantized.packed_matrices import PackedFormat, unpack
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.experts.packed_banks import (
     MATRICES,
     assert_exact,

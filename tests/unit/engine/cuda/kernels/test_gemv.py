@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shared.engine.cuda.gemv import ROWS_MAX, SOURCE, Gemv
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from shared.engine.cuda.kernels.gemv import ROWS_MAX, SOURCE, Gemv
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 
 DTYPES = (torch.bfloat16, torch.float16)
 # inputs and outputs: fewer than a warp reads at once, whole turns, a last turn that not all lanes have, outputs left

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
 from shared.engine.model.experts import (
     ExpertRows,
     GroupedExperts,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch
-from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
 
 SOURCE = Path(__file__).with_name("head_kernels.cu")
 _WARP = 32

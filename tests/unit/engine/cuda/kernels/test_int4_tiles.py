@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.int4_tiles import SOURCE, CudaTiles
+from shared.engine.cuda.kernels.int4_tiles import SOURCE, CudaTiles
 from shared.engine.quantized.int4 import FEW_ROWS, ByTiles, Int4Products, Tiles, scales_and_zeros
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.quantized.test_int4 import SIZES, any_numbers, on_meta, tiles_by_hand, weight_of
 
 GROUPED = [(*size, group) for size in SIZES for group in (32, 64, 128) if size[1] % group == 0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
 from shared.engine.quantized.int4 import Tiles
 
 SOURCE = Path(__file__).with_name("int4_tiles.cu")

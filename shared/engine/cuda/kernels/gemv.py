@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
 
 SOURCE = Path(__file__).with_name("gemv.cu")
 ROWS_MAX = 4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
-from shared.engine.cuda.step_kernels import (
+from shared.engine.cuda.kernels.step_kernels import (
     REPORT_WORDS,
     SOURCE,
     STATE_WORDS,
@@ -24,7 +24,7 @@ from shared.engine.cuda.step_kernels import (
 from shared.engine.sampling.logprobs import logprobs_by_numpy
 from shared.engine.sampling.sampler import Sampler, signed
 from shared.wire.sampling_params import SamplingParams
-from tests.unit.engine.cuda.host_kernels import HostLaunch, compile_for_host
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 
 REFERENCE = ReferenceKernels()
 PAGE_SIZE = 16

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.cuda.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
 from shared.engine.sampling.sampler import gumbel_noise, nucleus_floor, row_keys
 from shared.engine.streams import Stream
 from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs

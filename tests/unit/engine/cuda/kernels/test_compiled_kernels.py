@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda import gemv, head_kernels, int4_tiles, packed_experts, step_kernels
-from shared.engine.cuda.compiled_kernels import compile_for
+from shared.engine.cuda.kernels import gemv, head_kernels, int4_tiles, packed_experts, step_kernels
+from shared.engine.cuda.kernels.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
-from tests.unit.engine.cuda.host_kernels import kernels_of, skip_without_compiler
+from tests.unit.engine.cuda.kernels.host_kernels import kernels_of, skip_without_compiler
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
@@ -99,8 +99,8 @@ def loads_in_flight(code: bytes, size: int) -> int:
 LAUNCH = """
 from types import SimpleNamespace
 import torch
-from shared.engine.cuda.compiled_kernels import LoadedKernels, compile_for
-from shared.engine.cuda.step_kernels import SOURCE, CudaKernels
+from shared.engine.cuda.kernels.compiled_kernels import LoadedKernels, compile_for
+from shared.engine.cuda.kernels.step_kernels import SOURCE, CudaKernels
 from shared.primitives.errors import InvariantError
 
 torch.cuda.current_stream = lambda: SimpleNamespace(cuda_stream=5)

@@ -1,0 +1,1 @@
+"""Kernels of our own: each with the function that launches it; NVRTC compiles them at start, g++ in tests."""
