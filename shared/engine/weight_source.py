@@ -22,6 +22,11 @@ class Part:
         assert 0 <= self.start < self.stop <= shape[self.dim], f"{self} of {shape}"
         return (*(slice(None),) * self.dim, slice(self.start, self.stop))
 
+    def along(self, dim: int, each: int = 1) -> Part:
+        """The part of a tensor that holds so many of these in one, along `dim`."""
+        assert self.start % each == 0, f"{self} does not begin with a whole {each}"
+        return Part(self.start // each, -(-self.stop // each), dim)
+
     def shape_in(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of this part of a weight of this shape."""
         return (*shape[: self.dim], self.stop - self.start, *shape[self.dim + 1 :])

@@ -6,7 +6,7 @@ Each family names these numbers in its own way. Knows no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -92,13 +92,19 @@ class ExpertsConfig:
     clamped: ClampedGate | None = None  # None: the model's activation
     storage: Storage = Storage.SEPARATE
     names: ExpertNames = ExpertNames()
+    held: int = field(default=0, repr=False)  # experts on this rank, see `shared.engine.parallel`; 0: all
+
+    @property
+    def here(self) -> int:
+        """Number of experts whose weights are on this rank."""
+        return self.held or self.routing.experts
 
     def parameters(self, hidden: int) -> int:
         """Number of weights."""
         routing = self.routing
         router = routing.experts * (hidden + routing.biased + routing.corrected)
-        biases = routing.experts * (2 * self.inner + hidden) * self.biased
-        return router + biases + 3 * hidden * (routing.experts * self.inner + self.shared_inner)
+        biases = self.here * (2 * self.inner + hidden) * self.biased
+        return router + biases + 3 * hidden * (self.here * self.inner + self.shared_inner)
 
     def computed(self, hidden: int) -> int:
         """Number of weights that a token is multiplied with."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,8 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and the MLP give, before it is added to the stream
     logits_divisor: float = 1.0
     quantization: Quantization | None = None  # of the linears in layers
+    # Rows of embedding and head on this rank, see `shared.engine.parallel`; 0: all. Not part of what a model is.
+    vocab_held: int = field(default=0, repr=False)
 
     @property
     def parameters(self) -> int:
@@ -79,7 +81,7 @@ class ModelConfig:
         norms = (4 if self.norms is Norms.AROUND else 2) * hidden + qk_norms[self.qk_norm]
         attention += hidden * self.output_bias + norms + self.heads * self.sinks
         feed_forward = sum(mlp if experts is None else experts.parameters(hidden) for experts in self.experts)
-        embeddings = self.vocab_size * hidden * (1 if self.tied_embeddings else 2)
+        embeddings = (self.vocab_held or self.vocab_size) * hidden * (1 if self.tied_embeddings else 2)
         return embeddings + self.layers * attention + feed_forward + hidden
 
     @property
@@ -135,7 +137,7 @@ class ModelConfig:
         experts, hidden = self.experts[layer], self.hidden_size
         if experts is None:
             return 0
-        count, inner = experts.routing.experts, experts.inner
+        count, inner = experts.here, experts.inner
         numbers = 3 * count * inner * hidden
         if experts.storage is Storage.MXFP4:
             return numbers * itemsize - numbers // MXFP4_BLOCK * MXFP4_BLOCK_BYTES

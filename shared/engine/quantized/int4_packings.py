@@ -12,13 +12,13 @@ but for `gptq_v2`. compressed-tensors adds 8 to numbers and zeros, which are fro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from shared.engine.quantized.int4_formats import WORD, Int4Format, Packing
-from shared.engine.weight_source import WeightSource
+from shared.engine.weight_source import Part, WeightSource
 from shared.primitives.errors import ModelError
 
 MIDDLE = 8  # the zero of a format without zeros
@@ -45,35 +45,88 @@ class Int4Weight:
         return wide.sub_(self.zeros.unsqueeze(-1)).mul_(self.scales.unsqueeze(-1)).view(outputs, -1)
 
 
-def take(source: WeightSource, form: Int4Format, name: str, outputs: int, inputs: int) -> Int4Weight:
-    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type."""
+def take(
+    source: WeightSource, form: Int4Format, name: str, outputs: int, inputs: int, part: Part | None = None
+) -> Int4Weight:
+    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type.
+
+    A `part` begins and ends with whole words of outputs, or whole groups of inputs.
+    """
     form.check(name, outputs, inputs)
-    read = _compressed if form.packing is Packing.COMPRESSED else _by_input
-    return _spread(read(source, form, name, outputs, inputs), form.kept_group(inputs))
+    stored = _StoredInt4(source, form, name, outputs, inputs, part)
+    weight = _compressed(stored) if form.packing is Packing.COMPRESSED else _by_input(stored)
+    return _spread(weight, form.kept_group(2 * weight.values.shape[1]))
 
 
-def _by_input(source: WeightSource, form: Int4Format, name: str, outputs: int, inputs: int) -> Int4Weight:
-    groups = form.groups(inputs)
-    scales = source.take(f"{name}.scales", (groups, outputs), torch.float32)
-    zeros = _numbers(source.take(f"{name}.qzeros", (groups, outputs // WORD), torch.int32))
+@dataclass(frozen=True, slots=True)
+class _StoredInt4:
+    """A linear in a file, and the part of it that is read."""
+
+    source: WeightSource
+    form: Int4Format
+    name: str
+    outputs: int
+    inputs: int
+    part: Part | None
+
+    def words(self, name: str, *sides: _Side) -> Tensor:
+        """The words of this name, int32, whose two sides are these."""
+        return self._take(name, sides, torch.int32)
+
+    def scales(self, name: str, *sides: _Side) -> Tensor:
+        """The scales of this name."""
+        return self._take(name, sides, torch.float32)
+
+    def by_outputs(self, each: int = 1) -> _Side:
+        """A side with one for so many outputs."""
+        rows = self.part if self.part and self.part.dim == 0 else None
+        return _Side(self.outputs // each, each, rows)
+
+    def by_inputs(self, each: int = 1) -> _Side:
+        """A side with one for so many inputs."""
+        columns = self.part if self.part and self.part.dim == 1 else None
+        return _Side(self.inputs // each, each, columns)
+
+    def by_groups(self) -> _Side:
+        """A side with one for each group of inputs. One that all share is read whole."""
+        side = self.by_inputs(self.inputs // self.form.groups(self.inputs))
+        return side if side.size > 1 else replace(side, cut=None)
+
+    def _take(self, name: str, sides: tuple[_Side, ...], dtype: torch.dtype) -> Tensor:
+        cut = next((side.cut.along(dim, side.each) for dim, side in enumerate(sides) if side.cut), None)
+        return self.source.take(f"{self.name}.{name}", tuple(side.size for side in sides), dtype, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """A dimension of a stored tensor: its size, the outputs or inputs that one stands for, and those that are read."""
+
+    size: int
+    each: int
+    cut: Part | None
+
+
+def _by_input(stored: _StoredInt4) -> Int4Weight:
+    form = stored.form
+    scales = stored.scales("scales", stored.by_groups(), stored.by_outputs())
+    zeros = _numbers(stored.words("qzeros", stored.by_groups(), stored.by_outputs(WORD)))
     if form.packing is Packing.AWQ:
-        by_input = _numbers(source.take(f"{name}.qweight", (inputs, outputs // WORD), torch.int32))
+        by_input = _numbers(stored.words("qweight", stored.by_inputs(), stored.by_outputs(WORD)))
         numbers, zeros = _awq_order(by_input).t(), _awq_order(zeros)
     else:
-        _check_order(source, form, name, inputs)
-        numbers = _numbers(source.take(f"{name}.qweight", (inputs // WORD, outputs), torch.int32).t())
+        _check_order(stored)
+        numbers = _numbers(stored.words("qweight", stored.by_inputs(WORD), stored.by_outputs()).t())
         zeros = zeros + 1 if form.packing is Packing.GPTQ else zeros
     return Int4Weight(packed(numbers), scales.t().contiguous(), zeros.t().contiguous())
 
 
-def _compressed(source: WeightSource, form: Int4Format, name: str, outputs: int, inputs: int) -> Int4Weight:
-    groups = form.groups(inputs)
-    numbers = _numbers(source.take(f"{name}.weight_packed", (outputs, inputs // WORD), torch.int32))
-    scales = source.take(f"{name}.weight_scale", (outputs, groups), torch.float32)
-    if form.symmetric:
+def _compressed(stored: _StoredInt4) -> Int4Weight:
+    numbers = _numbers(stored.words("weight_packed", stored.by_outputs(), stored.by_inputs(WORD)))
+    scales = stored.scales("weight_scale", stored.by_outputs(), stored.by_groups())
+    if stored.form.symmetric:
         zeros = torch.full_like(scales, MIDDLE, dtype=torch.uint8)
     else:
-        words = source.take(f"{name}.weight_zero_point", (outputs // WORD, groups), torch.int32)
+        words = stored.words("weight_zero_point", stored.by_outputs(WORD), stored.by_groups())
         zeros = _numbers(words.t()).t().contiguous()
     return Int4Weight(packed(numbers), scales, zeros)
 
@@ -85,15 +138,18 @@ def _spread(weight: Int4Weight, group: int) -> Int4Weight:
     return Int4Weight(weight.values, scales, zeros)
 
 
-def _check_order(source: WeightSource, form: Int4Format, name: str, inputs: int) -> None:
+def _check_order(stored: _StoredInt4) -> None:
     """Groups must be neighbours: with desc_act they are not."""
-    if f"{name}.g_idx" not in source:
+    name = f"{stored.name}.g_idx"
+    if name not in stored.source:
         return
-    found = source.take(f"{name}.g_idx", (inputs,), torch.int32)
-    size = inputs // form.groups(inputs)
-    if not torch.equal(found, torch.arange(inputs, dtype=torch.int32, device=found.device) // size):
+    found = stored.words("g_idx", stored.by_inputs())
+    size, cut = stored.inputs // stored.form.groups(stored.inputs), stored.by_inputs().cut
+    first = cut.start if cut else 0
+    places = torch.arange(first, first + len(found), dtype=torch.int32, device=found.device)
+    if not torch.equal(found, places // size):
         raise ModelError(
-            f"{name}.g_idx scatters groups over the inputs (desc_act), which is not supported; expected groups of "
+            f"{name} scatters groups over the inputs (desc_act), which is not supported; expected groups of "
             f"{size} neighbours, as desc_act false of config.json says"
         )
 

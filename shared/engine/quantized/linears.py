@@ -19,11 +19,16 @@ from shared.engine.weight_source import Part, WeightSource
 NarrowWeight = Fp8Weight | Int4Weight
 
 
-def take(source: WeightSource, form: WeightFormat, name: str, outputs: int, inputs: int) -> NarrowWeight:
-    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type."""
+def take(
+    source: WeightSource, form: WeightFormat, name: str, outputs: int, inputs: int, part: Part | None = None
+) -> NarrowWeight:
+    """Read the linear of this name; `ModelError` names the tensor that is missing, misshapen or of another type.
+
+    Of a `part` no more is read than the blocks that it lies in.
+    """
     if isinstance(form, Int4Format):
-        return int4_packings.take(source, form, name, outputs, inputs)
-    return fp8.take(source, form, name, outputs, inputs)
+        return int4_packings.take(source, form, name, outputs, inputs, part)
+    return fp8.take(source, form, name, outputs, inputs, part)
 
 
 def joined(parts: Sequence[NarrowWeight]) -> NarrowWeight:

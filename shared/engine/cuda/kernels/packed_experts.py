@@ -150,7 +150,7 @@ def unpacked_bytes(config: ModelConfig) -> int:
     """Memory that packed experts are unpacked into, on a GPU with a grouped product."""
     hidden = config.hidden_size
     numbers = (
-        experts.routing.experts * outputs_at_once(experts.routing.experts, outputs, inputs) * inputs
+        experts.here * outputs_at_once(experts.here, outputs, inputs) * inputs
         for layer, experts in enumerate(config.experts)
         if experts and config.packed_in(layer)
         for outputs, inputs in ((2 * experts.inner, hidden), (hidden, experts.inner))

@@ -1,0 +1,1 @@
+"""Shares of a model, collectives, and models of several ranks."""
