@@ -8,18 +8,25 @@ from dataclasses import dataclass
 from shared.batch.schedule_batch import ForwardMode
 from shared.kv.leases import LeaseCounters
 from shared.primitives.metric_fields import (
-    CACHED_TOKENS,
+    CACHE_HIT_TOKENS,
     EXTEND_TOKENS,
-    FETCHED_BYTES,
-    GENERATED_TOKENS,
-    MIGRATIONS,
-    REQUESTS,
-    STALE_BATONS,
+    PREFILL_COMPUTE_SECONDS,
+    PREFILL_QUEUE_SECONDS,
     STEPS,
+    WORKER_REQUESTS,
+    CounterMetric,
     all_declared,
     counted,
     durations,
+    observed,
     total,
+)
+from shared.wire.messages import Prefilled
+
+FETCH_FAILURES = CounterMetric(
+    "segue_fetch_failures_total",
+    "Requests whose pages could not be read from their holder: it had given them up (stale), or cannot be reached.",
+    ("cause",),
 )
 
 
@@ -28,12 +35,12 @@ from shared.primitives.metric_fields import (
 class DecodeCounters(LeaseCounters):
     """Totals since the start, and measurements since they were last published."""
 
-    requests: int = counted(REQUESTS, outcome="received")
-    refused: int = counted(REQUESTS, outcome="refused")
-    cancelled: int = counted(REQUESTS, outcome="cancelled")
-    finished: int = counted(REQUESTS, outcome="finished")
-    stale: int = counted(STALE_BATONS, cause="stale")  # before all pages were read
-    unreachable: int = counted(STALE_BATONS, cause="unreachable")
+    requests: int = counted(WORKER_REQUESTS, outcome="received")
+    refused: int = counted(WORKER_REQUESTS, outcome="refused")
+    cancelled: int = counted(WORKER_REQUESTS, outcome="cancelled")
+    finished: int = counted(WORKER_REQUESTS, outcome="finished")
+    stale: int = counted(FETCH_FAILURES, cause="stale")  # before all pages were read
+    unreachable: int = counted(FETCH_FAILURES, cause="unreachable")
     no_room: int = total("segue_no_room_total", "Requests refused because pages or slots were lacking.")
     joined: int = total("segue_joins_total", "Requests that joined the running batch from a baton.")
     waited_for_prefix: int = total(
@@ -47,9 +54,14 @@ class DecodeCounters(LeaseCounters):
         "segue_quarantines_total",
         "Fetches without proof that they had ended; their pages are locked until there is one.",
     )
-    fetched_bytes: int = counted(FETCHED_BYTES)
-    cached_tokens: int = counted(CACHED_TOKENS)
-    generated_tokens: int = counted(GENERATED_TOKENS)
+    fetched_bytes: int = total(
+        "segue_kv_fetched_bytes_total", "Bytes of KV that a decode worker read from other workers' memory."
+    )
+    cached_tokens: int = counted(CACHE_HIT_TOKENS)
+    generated_tokens: int = total(
+        "segue_sampled_tokens_total",
+        "Tokens that a decode worker sampled. Routers count those that reach clients (segue_generated_tokens_total).",
+    )
     extra_tokens: int = total(
         "segue_extra_tokens_total",
         "Tokens that an overlapped step computed for a request that had ended; they are discarded.",
@@ -93,11 +105,21 @@ class DecodeCounters(LeaseCounters):
         "segue_returned_to_router_total",
         "Requests that had no room here or in host memory; another attempt recomputes them.",
     )
-    migrations: int = counted(MIGRATIONS, outcome="offered", cause="")
+    migrations: int = total(
+        "segue_migrations_offered_total", "Requests whose pages a decode worker offered to another one."
+    )
+    prefill_queue_seconds: deque[float] = observed(PREFILL_QUEUE_SECONDS)
+    prefill_compute_seconds: deque[float] = observed(PREFILL_COMPUTE_SECONDS)
     transfer_seconds: deque[float] = durations(
         "segue_transfer_seconds",
         "Seconds from when a decode worker received a baton until all pages were in its memory.",
     )
+
+    def computed(self, message: Prefilled) -> Prefilled:
+        """Note how long a prompt took, and give the message that says so."""
+        self.prefill_queue_seconds.append(message.queue_seconds)
+        self.prefill_compute_seconds.append(message.compute_seconds)
+        return message
 
     def count_step(self, mode: ForwardMode) -> None:
         """A step is planned."""

@@ -205,8 +205,8 @@ class DecodeScheduler:
         """The next step: requests whose KV has arrived join, and every running one decodes one token."""
         self._retraction.turns.now = now
         served = self._prompts.served
+        detail = "it migrates, and its pages would have to be computed again"
         for req in [req for req in self._migrations.without_pages if req not in served]:
-            detail = "it migrates, and its pages would have to be computed again"
             self._endings.return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
         self._resume_retracted()
         self._admit_waiting(now)
@@ -414,8 +414,7 @@ class DecodeScheduler:
 
     def _settle_prompt(self, settled: Settled, sampled: Sampled, now: float) -> None:
         """A row of a prompt is computed: tell its scores; one whose last row it was joins."""
-        prompt, row = settled.prompt, settled.row
-        req = prompt.req
+        prompt, row, req = settled.prompt, settled.row, settled.prompt.req
         scored = scored_messages(req, settled.start + 1, sampled.scored.get(settled.place, ()))
         self._effects += [Send(req.router, message) for message in scored]
         if not settled.last:
@@ -434,7 +433,8 @@ class DecodeScheduler:
         req.sent_len = len(req.token_ids)
         finish = req.finish_reason(self._eos_token_ids)
         baton = None if finish else self._migrations.hand_over(req, now)
-        self._effects.append(Send(req.router, prefilled(req, token_id, logprobs, finish, now, baton)))
+        message = prefilled(req, token_id, logprobs, finish, now, baton)
+        self._effects.append(Send(req.router, self.counters.computed(message)))
         if finish:
             self._endings.end_finished(req, now)
         elif baton is not None:

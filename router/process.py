@@ -33,6 +33,7 @@ from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
+from router.metrics_publisher import MetricsPublisher
 from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.app import make_app
@@ -46,17 +47,14 @@ from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import RouterLinks
 from shared.primitives.errors import ConfigError, InvariantError
-from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health, probe_pages
 from shared.process.logs import write_note
 from shared.process.metrics import Metrics
 from shared.process.role_main import spare_what_is_loaded
-from shared.wire.messages import WORKER_ROLES, Hello
+from shared.wire.messages import Hello
 
 Discover = Callable[[RouterLinks, Health], Discovery]
-
-PUBLISH_SECONDS = 0.2  # between two refreshes of /metrics
 
 log = structlog.get_logger(__name__)
 
@@ -148,10 +146,10 @@ async def _serve(
     discovery = discover(links, health)
     clients = ClientConnections(config)
     keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
-    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, resuming, keyed)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, prompts, resuming, keyed)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
-    pages = RouterPages(admin.answer, figures.publish, shell, peers, config.prompts_max)
+    pages = RouterPages(admin.answer, figures.publish_for_scrape, shell, peers, config.prompts_max)
     admin.answer = pages.answer
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
@@ -207,58 +205,6 @@ async def _serve_until_broken(server: Server, listener: socket.socket, breakage:
     await server.serve(sockets=[listener])
     if breakage.error is not None:
         raise breakage.error
-
-
-class MetricsPublisher:
-    """What /metrics and /readyz show: refreshed at each scrape, and between them so that nothing piles up."""
-
-    def __init__(
-        self,
-        metrics: Metrics,
-        core: RouterCore,
-        links: RouterLinks,
-        discovery: Discovery,
-        health: Health,
-        clients: ClientConnections,
-        resuming: Resuming,
-        keyed: KeyedClients | None = None,
-    ):
-        self._resuming = resuming
-        self._metrics = metrics
-        self._core = core
-        self._links = links
-        self._discovery = discovery
-        self._health = health
-        self._clients = clients
-        self._keyed = keyed
-
-    async def publish_for_ever(self) -> None:
-        """Refresh every `PUBLISH_SECONDS`, and show /livez that the loop turns."""
-        while True:
-            self._health.beat()
-            self.publish()
-            await asyncio.sleep(PUBLISH_SECONDS)
-
-    def publish(self) -> None:
-        """Refresh all figures; on the event loop."""
-        if fault := self._discovery.fault():
-            self._health.become_unready(fault)
-        self._metrics.publish(self._core.counters)
-        self._metrics.publish(self._links.counters)
-        self._metrics.publish(self._clients.counters)
-        self._metrics.publish(self._resuming.counters)
-        if self._keyed is not None:
-            self._metrics.publish(self._keyed.counters)
-        self._metrics.set(gauges.CONNECTIONS, len(self._clients))
-        self._metrics.publish(logs.counters)
-        self._discovery.publish(self._metrics)
-        self._metrics.set(gauges.READY, self._health.ready)
-        for state, count in self._core.requests_by_state.items():
-            self._metrics.set(gauges.REQUESTS_RUNNING, count, state=state)
-        workers = {role: len(self._core.fleet.of_role(role)) for role in WORKER_ROLES}
-        for role, count in workers.items():
-            self._metrics.set(gauges.WORKERS, count, worker_role=role)
-        self._health.facts = {"workers_up": sum(workers.values()), "serving": self._core.fleet.serving}
 
 
 def _sampling_defaults(config: RouterConfig) -> dict[str, float]:

@@ -37,8 +37,10 @@ class DisconnectedError(Exception):
 class OverloadedError(RequestError):
     """429: this router cannot take one more of something."""
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None):
+    def __init__(self, message: str, full: str = "", retry_after_seconds: float | None = None):
+        """`full` says in one word, for metrics, of what there is no more; a copy has it set behind this."""
         super().__init__(message, status=429)
+        self.full = full
         self.retry_after_seconds = retry_after_seconds  # None: what is set for all
 
 
@@ -103,7 +105,8 @@ async def send_request_error(
     scope: Scope, send: Send, error: RequestError, retry_after_seconds: float
 ) -> None:
     """The answer to a request that was refused here."""
-    context_of(scope).connection.count_refusal(error.status)
+    full = error.full if isinstance(error, OverloadedError) else ""
+    context_of(scope).connection.count_refusal(error.status, full)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
     await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)

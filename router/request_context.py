@@ -33,8 +33,8 @@ class Connection(Protocol):
     def show_key(self, name: str) -> None:
         """Tell that the request has a valid API key, of this name."""
 
-    def count_refusal(self, status: int) -> None:
-        """Count a request that never reaches the core, which counts the others."""
+    def count_refusal(self, status: int, full: str = "") -> None:
+        """Count a request that never reaches the core, which counts the others; of a 429, what was full."""
 
 
 class Account(Protocol):
@@ -50,6 +50,7 @@ class RequestContext:
     """One HTTP request on its way through the router."""
 
     connection: Connection
+    head_at: float = 0.0  # when its head had come, by the loop's clock
     rid: str = ""  # drawn by `RequestIdMiddleware`, which is the first to see the request
     key: ApiKey | None = None  # both by `KeyGuard`, once it lets the request in; None: there are no keys
     account: Account | None = None

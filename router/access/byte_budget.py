@@ -23,8 +23,9 @@ TENANT_SHARE = 2  # the part of the budget that one tenant may hold: one half
 class ByteBudget:
     """Bytes held, in all and by tenant."""
 
-    def __init__(self, bytes_max: int, refusal: str):
-        """`refusal`: what is said to a client for whose bytes there is no room."""
+    def __init__(self, bytes_max: int, refusal: str, full: str):
+        """`refusal`: what is said to a client for whose bytes there is no room; `full`: the same for metrics."""
+        self._full = full
         self._bytes_max = bytes_max
         self._refusal = refusal
         self._by_tenant: Counter[str] = Counter()
@@ -49,7 +50,7 @@ class ByteBudget:
         room = self._bytes_max - self.held_bytes
         own_room = self._bytes_max // TENANT_SHARE - self._by_tenant[tenant]
         if more_bytes > min(room, own_room):
-            raise OverloadedError(self._refusal)
+            raise OverloadedError(self._refusal, self._full)
         self.held_bytes += more_bytes
         self._by_tenant[tenant] += more_bytes
 

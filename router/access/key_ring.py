@@ -42,8 +42,9 @@ class KeyCounters:
     tokens: Counter[tuple[str, ...]] = counted_by_labels(
         CounterMetric(
             "segue_usage_tokens_total",
-            "Tokens by the name of the API key: of prompts, of those the cached ones, and of completions. The sums of "
-            "what answers say in usage; of a request that did not end well, what came of it.",
+            "Tokens by the name of the API key, counted while they flow: prompts with the first token, completions "
+            "with each, the cached ones of prompts at the end. In the end these are the sums of what answers say in "
+            "usage; of a request that did not end well, what came of it.",
             ("key", "kind"),
         )
     )

@@ -6,6 +6,7 @@ Without `api_keys_file` nothing of it is made, and a request passes none of it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -41,6 +42,17 @@ class KeyedClients:
     def guard(self, app: ASGIApp) -> ASGIApp:
         """The application for those who have a key."""
         return KeyGuard(app, self._ring, self.quotas, self.accounts, self._settings)
+
+    def requests_open(self) -> dict[tuple[str, ...], float]:
+        """HTTP requests under way, by key; those of a key that has left the file while any is."""
+        return self._by_name(self.accounts.open_of)
+
+    def context_tokens(self) -> dict[tuple[str, ...], float]:
+        """Tokens of running streams, prompts and outputs, by key."""
+        return self._by_name(self.accounts.context_of)
+
+    def _by_name(self, counts: Counter[str]) -> dict[tuple[str, ...], float]:
+        return {(name,): counts[name] for name in self._ring.names | (+counts).keys()}
 
     def close(self) -> None:
         """Follow the file no more."""
@@ -108,7 +120,8 @@ class KeyGuard:
             self._counters.requests[key.name, refusal.limit] += 1
             seconds = self._retry_after_seconds if refusal.seconds is None else refusal.seconds
             headers = [*retry_after(seconds), *quota.headers(now)]
-            await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers)
+            full = f"key_{refusal.limit}"
+            await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers, full)
             return
         context = context_of(scope)
         context.key = key
@@ -151,9 +164,9 @@ def _key_in(name: bytes, value: bytes) -> bytes:
 
 
 async def _refuse(
-    scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = ()
+    scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = (), full: str = ""
 ) -> None:
-    context_of(scope).connection.count_refusal(status)
+    context_of(scope).connection.count_refusal(status, full)
     await send_json(send, status, error_of(scope, status, message, code=code), headers)
 
 
@@ -195,7 +208,7 @@ class UsageAccount:
         self.refused_by = refusal.limit
         if refusal.never:
             raise RequestError(refusal.message, code="key_limit_exceeded")
-        raise OverloadedError(refusal.message, refusal.seconds)
+        raise OverloadedError(refusal.message, f"key_{refusal.limit}", refusal.seconds)
 
     def note_first_token(self) -> None:
         """The first token of one of its answers has come: within the key's target, or not."""
@@ -225,6 +238,8 @@ class UsageAccounts:
         self.counters = counters
         self._logged = logged
         self._open: set[UsageAccount] = set()
+        self.open_of: Counter[str] = Counter()  # HTTP requests by the name of their key
+        self.context_of: Counter[str] = Counter()  # tokens of running streams, prompts and outputs, by name
         self.now = now
 
     def __len__(self) -> int:
@@ -234,11 +249,13 @@ class UsageAccounts:
         """The account of an HTTP request that was let in."""
         account = UsageAccount(self, rid, key, quota, self.now())
         self._open.add(account)
+        self.open_of[key.name] += 1
         return account
 
     def close(self, account: UsageAccount) -> None:
         """The HTTP request has ended."""
         self._open.remove(account)
+        self.open_of[account.key.name] -= 1
         self._part_ended(account)
 
     def settle(self, account: UsageAccount, prompt: int, cached: int, completion: int) -> None:
@@ -246,8 +263,7 @@ class UsageAccounts:
         account.prompt_tokens += prompt
         account.cached_tokens += cached
         account.completion_tokens += completion
-        for kind, number in (("prompt", prompt), ("cached", cached), ("completion", completion)):
-            self.counters.tokens[account.key.name, kind] += number
+        self.counters.tokens[account.key.name, "cached"] += cached
         self._part_ended(account)
 
     def _part_ended(self, account: UsageAccount) -> None:
@@ -289,9 +305,12 @@ class MeteredSink:
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """New tokens: paid for at once, so that a client that hangs up has paid."""
+        name, count = self._account.key.name, len(token_ids)
         if not self._came:
             self._account.note_first_token()
-        self._came += len(token_ids)
+            self._told(name, "prompt", self._prompt_tokens)
+        self._came += count
+        self._told(name, "completion", count)
         paid = min(self._reserved, len(token_ids))
         self._reserved -= paid
         if paid < len(token_ids):
@@ -309,11 +328,20 @@ class MeteredSink:
             self._settle(outcome)
         self._sink.ended(outcome)
 
+    def _told(self, name: str, kind: str, tokens: int) -> None:
+        """Count tokens while they flow."""
+        self._accounts.counters.tokens[name, kind] += tokens
+        self._accounts.context_of[name] += tokens
+
     def _settle(self, outcome: Outcome) -> None:
-        prompt, cached, completion = self._prompt_tokens if self._came else 0, 0, self._came
+        name, told = self._account.key.name, self._prompt_tokens if self._came else 0
+        prompt, cached, completion = told, 0, self._came
+        self._accounts.context_of[name] -= told + self._came
         if isinstance(outcome, RequestCompleted):
             usage = outcome.usage
             prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        self._accounts.counters.tokens[name, "prompt"] += max(0, prompt - told)
+        self._accounts.counters.tokens[name, "completion"] += max(0, completion - self._came)
         difference = -self._reserved
         if isinstance(outcome, RequestCompleted | RequestFailed):  # who hangs up gets no prompt back
             difference += prompt + completion - self._prompt_tokens - self._came

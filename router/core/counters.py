@@ -11,14 +11,11 @@ from itertools import product
 from typing import Literal, get_args
 
 from shared.primitives.metric_fields import (
-    CACHED_TOKENS,
-    FETCHED_BYTES,
-    GENERATED_TOKENS,
-    MIGRATIONS,
-    PREFILL_COMPUTE_SECONDS,
-    PREFILL_QUEUE_SECONDS,
-    REQUESTS,
-    STALE_BATONS,
+    ITL_SECONDS,
+    REJECTIONS,
+    REQUEST_SECONDS,
+    SIZE_TOKENS,
+    TTFT_SECONDS,
     CounterMetric,
     HistogramMetric,
     all_declared,
@@ -29,6 +26,8 @@ from shared.primitives.metric_fields import (
     observed,
     total,
 )
+from shared.primitives.metric_fields import PAUSE_SECONDS as PAUSE_BUCKETS
+from shared.wire.messages import FinishReason, RefusalReason
 
 GapPart = Literal["queue", "fetch", "joining", "first_step"]  # see `HandOver`
 PauseCause = Literal["moved", "lost_decode", "lost_prefill", "retracted", "no_room", "other"]
@@ -38,6 +37,7 @@ PAUSE_SECONDS = HistogramMetric(
     "Seconds between two tokens of a stream, where they are more than one, by what held it up: it was moved to another "
     "decode worker, lost its worker, was retracted for lack of pages, or waited for room with its pages elsewhere.",
     ("cause",),
+    PAUSE_BUCKETS,
 )
 SECOND_TOKEN_PART_SECONDS = HistogramMetric(
     "segue_second_token_part_seconds",
@@ -56,7 +56,16 @@ FORESEEN_SECONDS = HistogramMetric(
     "segue_ttft_foreseen_seconds",
     "Seconds to the first token, of requests that came while others waited: foreseen at their arrival, and real.",
     ("kind",),
+    TTFT_SECONDS,
 )
+MOVED_BYTES = CounterMetric(
+    "segue_kv_moved_bytes_total",
+    "Bytes of KV that requests brought to a decode worker, by purpose: handoff, after their prompt, or migration, from "
+    "another decode worker.",
+    ("purpose",),
+)
+# the statuses with which the core fails a request, beside the reasons for which one finishes
+OUTCOMES = (*get_args(FinishReason), "aborted", "400", "404", "429", "500", "503", "504")
 
 
 @all_declared
@@ -64,7 +73,15 @@ FORESEEN_SECONDS = HistogramMetric(
 class RouterCounters:
     """Totals since the start, and measurements since they were last published."""
 
-    requests: Counter[str] = counted_by(REQUESTS, "429", "503")  # length, stop, aborted, 504 …
+    requests: Counter[str] = counted_by(
+        CounterMetric(
+            "segue_requests_total",
+            "Requests that reached a router's queues, by how they ended: the finish reason, or the HTTP status of the "
+            "error. What is refused before is in segue_http_refusals_total.",
+            ("outcome",),
+        ),
+        *OUTCOMES,
+    )
     continuations: Counter[str] = counted_by(
         CounterMetric(
             "segue_continuations_total",
@@ -75,20 +92,27 @@ class RouterCounters:
         "lost_decode",
     )
     migrations: Counter[tuple[str, ...]] = counted_by_labels(
-        MIGRATIONS, *product(("migrated", "recomputed"), get_args(MigrationCause))
-    )
-    stale_batons: Counter[str] = counted_by(STALE_BATONS)  # stale, unreachable, lease_ended
-    refusals: Counter[str] = counted_by(
-        CounterMetric("segue_refusals_total", "Requests that a worker refused, by its reason.", ("reason",))
-    )
-    tenant_refusals: Counter[str] = counted_by(
         CounterMetric(
-            "segue_tenant_refusals_total",
-            "Requests answered with 429 because of their tenant, by the bound that it met.",
-            ("bound",),
+            "segue_migrations_total",
+            "Requests that migrated from one decode worker to another: those whose pages were fetched (migrated) and "
+            "those that were recomputed, by cause: the worker drains (drain), has few pages left (balance), or has "
+            "computed the prompt while others wait (packed).",
+            ("outcome", "cause"),
         ),
-        "tenant_queue_full",
-        "tokens_per_minute",
+        *product(("migrated", "recomputed"), get_args(MigrationCause)),
+    )
+    stale_batons: Counter[str] = counted_by(
+        CounterMetric("segue_stale_batons_total", "Batons that could not be used, by cause.", ("cause",)),
+        "stale",
+        "unreachable",
+        "lease_ended",
+    )
+    refusals: Counter[str] = counted_by(
+        CounterMetric("segue_refusals_total", "Requests that a worker refused, by its reason.", ("reason",)),
+        *get_args(RefusalReason),
+    )
+    rejections: Counter[str] = counted_by(
+        REJECTIONS, "queue_full", "wait_too_long", "target_missed", "tenant_queue_full", "tokens_per_minute"
     )
     targets: Counter[str] = counted_by(
         CounterMetric(
@@ -159,14 +183,29 @@ class RouterCounters:
         )
     )
     prompt_tokens: int = total("segue_prompt_tokens_total", "Tokens of the prompts of all requests.")
-    completion_tokens: int = counted(GENERATED_TOKENS)
-    cached_tokens: int = counted(CACHED_TOKENS)
-    fetched_bytes: int = counted(FETCHED_BYTES)
-    queue_seconds: deque[float] = durations(
-        "segue_queue_seconds", "Seconds from a request's arrival to its first placement."
+    completion_tokens: int = total("segue_generated_tokens_total", "Tokens that were delivered to clients.")
+    cached_tokens: int = total(
+        "segue_cached_tokens_total",
+        "Tokens of prompts that their first attempt found in a worker's radix cache, as answers say in usage.",
     )
-    prefill_queue_seconds: deque[float] = observed(PREFILL_QUEUE_SECONDS)
-    prefill_compute_seconds: deque[float] = observed(PREFILL_COMPUTE_SECONDS)
+    handoff_bytes: int = counted(MOVED_BYTES, purpose="handoff")
+    migration_bytes: int = counted(MOVED_BYTES, purpose="migration")
+    prompt_sizes: deque[float] = observed(
+        HistogramMetric(
+            "segue_request_prompt_tokens", "Tokens of the prompt of each request.", (), SIZE_TOKENS
+        )
+    )
+    output_sizes: deque[float] = observed(
+        HistogramMetric(
+            "segue_request_generation_tokens",
+            "Tokens of the output of each request that got any, at its end.",
+            (),
+            SIZE_TOKENS,
+        )
+    )
+    queue_seconds: deque[float] = durations(
+        "segue_queue_seconds", "Seconds that a request waited at its router for its first placement."
+    )
     ready_seconds: deque[float] = durations(
         "segue_ready_seconds",
         "Seconds from when a request's pages can be fetched to its placement on a decode worker.",
@@ -175,7 +214,9 @@ class RouterCounters:
         "segue_fetch_seconds", "Seconds that a decode worker needed to read a request's KV pages."
     )
     ttft_seconds: deque[float] = durations(
-        "segue_ttft_seconds", "Seconds from a request's arrival to its first token."
+        "segue_ttft_seconds",
+        "Seconds from the end of a request's head to its first token: body, template and tokenizer are in it.",
+        TTFT_SECONDS,
     )
     ttft_foreseen: deque[float] = observed(FORESEEN_SECONDS, kind="foreseen")
     ttft_real: deque[float] = observed(FORESEEN_SECONDS, kind="real")
@@ -186,13 +227,14 @@ class RouterCounters:
     second_token_seconds: deque[float] = durations(
         "segue_second_token_seconds",
         "Seconds from a request's first token, which prefill samples, to its second one, the first of decode.",
+        TTFT_SECONDS,
     )
     second_token_queue: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="queue")
     second_token_fetch: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="fetch")
     second_token_joining: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="joining")
     second_token_first_step: deque[float] = observed(SECOND_TOKEN_PART_SECONDS, part="first_step")
     itl_seconds: deque[float] = durations(
-        "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token."
+        "segue_itl_seconds", "Seconds between two tokens of a request; one measurement a token.", ITL_SECONDS
     )
     pauses_moved: deque[float] = observed(PAUSE_SECONDS, cause="moved")
     pauses_lost_decode: deque[float] = observed(PAUSE_SECONDS, cause="lost_decode")
@@ -201,7 +243,14 @@ class RouterCounters:
     pauses_no_room: deque[float] = observed(PAUSE_SECONDS, cause="no_room")
     pauses_other: deque[float] = observed(PAUSE_SECONDS, cause="other")
     request_seconds: deque[float] = durations(
-        "segue_request_seconds", "Seconds from a request's arrival to its end."
+        "segue_request_seconds",
+        "Seconds from the end of a request's head to its last token.",
+        REQUEST_SECONDS,
+    )
+    drain_seconds: deque[float] = durations(
+        "segue_drain_seconds",
+        "Seconds from when a worker said that it drains to the end of its session, as its routers saw it.",
+        PAUSE_BUCKETS,
     )
 
     def way(self, way: WayName, foreseen_seconds: float, seconds: float) -> None:

@@ -127,8 +127,7 @@ class RouterCore:
         """A client's request; the answer, also a refusal, comes as effects."""
         tenant = self._requests.find_tenant(request.tenant, now)
         failed = refusal(request, self.fleet, len(self._reservations.waiting), self.settings)
-        if failed is None and (failed := tenant_refusal(request, tenant, self.settings, now)) is not None:
-            self.counters.tenant_refusals[failed.code or ""] += 1
+        failed = failed or tenant_refusal(request, tenant, self.settings, now)
         target, seconds = target_of(request, self.settings), 0.0
         if failed is None:
             seconds = self._backpressure.seconds_to_wait(self._reservations.waiting, request, tenant, now)
@@ -232,6 +231,11 @@ class RouterCore:
             if state not in TRANSITIONS.ended
         }
 
+    def oldest_by_state(self, now: float) -> dict[str, float]:
+        """How many seconds, in each state, the request waits that has waited longest for a token or another state."""
+        oldest = self._requests.oldest_seconds(now)
+        return {state: oldest.get(RequestState(state), 0.0) for state in self.requests_by_state}
+
     @property
     def tenants_live(self) -> int:
         """How many tenants have a live request."""
@@ -246,7 +250,7 @@ class RouterCore:
         elif isinstance(message, messages.Load):
             self._placeable |= worker.report(message) or self._balance.is_pressed(worker)
         elif isinstance(message, messages.Draining):
-            self._membership.drain(worker)
+            self._membership.drain(worker, now)
             self._placeable = True
         elif isinstance(message, messages.Generated):
             for row in message.rows:

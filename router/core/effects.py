@@ -34,6 +34,15 @@ class ClientRequest:
     eos_token_ids: frozenset[int] = frozenset()  # a stream that was cut right behind one of them has ended
     # rid of the first of all requests of this prompt, as `n` asks for them; empty: it is alone
     sampling_group: str = ""
+    # when the head of its HTTP request had come, and when its body had; 0.0: with the request itself
+    head_at: float = 0.0
+    body_at: float = 0.0
+
+    def seconds_before(self, now: float) -> dict[str, float]:
+        """Seconds of the stages before the router's core, which begins with it `now`."""
+        if not self.head_at:
+            return {}
+        return {"body": self.body_at - self.head_at, "tokenizing": now - self.body_at}
 
     @property
     def charged_tokens(self) -> int:

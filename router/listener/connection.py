@@ -180,9 +180,9 @@ class ClientConnection(asyncio.Protocol):
         """The request has a valid API key, of this name."""
         self._clients.show_key(self, name)
 
-    def count_refusal(self, status: int) -> None:
-        """The application refuses the request."""
-        self._clients.count_refusal(status)
+    def count_refusal(self, status: int, full: str = "") -> None:
+        """The application refuses the request; with 429 because this was full."""
+        self._clients.count_refusal(status, full)
 
     # ---- the exchange calls these ------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class ClientConnection(asyncio.Protocol):
             "query_string": head.query,
             "headers": head.headers,
             "state": {},
-            KEY: RequestContext(self),
+            KEY: RequestContext(self, self._loop.time()),
         }
 
     # ---- input -------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal
 from router.request_context import client_of
 from shared.primitives.holders import Holders
-from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by
+from shared.primitives.metric_fields import REJECTIONS, CounterMetric, all_declared, counted_by
 from shared.primitives.tally import is_worth_a_line
 
 CHECK_SECONDS = 0.25  # between two looks at the deadlines
@@ -70,7 +70,11 @@ class ClientCounters:
             "HTTP requests that were refused before they became requests to the workers, by status.",
             ("status",),
         ),
-        *("400", "403", "404", "405", "408", "413", "414", "415", "429", "431", "501", "503", "505"),
+        *("400", "401", "403", "404", "405", "408", "413", "414", "415", "429", "431", "501", "503", "505"),
+    )
+    rejections: Counter[str] = counted_by(
+        REJECTIONS,
+        *("key_rpm", "key_tpm", "key_concurrent", "tokenizer_queue", "request_bytes", "answer_bytes"),
     )
 
 
@@ -171,9 +175,14 @@ class ClientConnections:
         """A connection is ended early."""
         self.counters.ended[cause] += 1
 
-    def count_refusal(self, status: int) -> None:
-        """A request is refused with `status`, by its connection or by the application around the core."""
+    def count_refusal(self, status: int, full: str = "") -> None:
+        """A request is refused with `status`, by its connection or by the application around the core.
+
+        With 429 because of what `full` says.
+        """
         self.counters.refusals[str(status)] += 1
+        if status == 429:
+            self.counters.rejections[full] += 1
 
     def _bound_met(self, connection: BoundedConnection, address: str) -> str | None:
         """Why a new connection has no free place.

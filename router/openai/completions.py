@@ -68,6 +68,16 @@ class WantedAnswer:
     ignored: Ignored  # what of the body is passed over
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What is known of a request when its body has come; times by the loop's clock."""
+
+    rid: str
+    tenant: str
+    head_at: float
+    body_at: float
+
+
 def asks_for_prefill(scope: Scope) -> bool:
     """Whether `X-Segue-Local-Prefill: never` came; raises `RequestError` for another value."""
     value = next((value for name, value in scope["headers"] if name == b"x-segue-local-prefill"), None)
@@ -92,7 +102,7 @@ class CompletionEndpoint:
             context = context_of(scope)
             asked = AskedStream(self._serving.resuming, scope, self._serving.system_fingerprint() or "")
             by_prefill = asks_for_prefill(scope)
-            wanted = await self._read_wanted(scope, receive, context.rid, asked)
+            wanted = await self._read_wanted(scope, receive, context, asked)
             if by_prefill:
                 wanted.requests[:] = [replace(request, by_prefill=True) for request in wanted.requests]
             marks = self._begin(context.account, wanted, asked)
@@ -109,17 +119,21 @@ class CompletionEndpoint:
             pass
 
     async def _read_wanted(
-        self, scope: Scope, receive: Receive, rid: str, asked: AskedStream
+        self, scope: Scope, receive: Receive, context: RequestContext, asked: AskedStream
     ) -> WantedAnswer:
         """What the body asks for. The body lives no longer than this call."""
-        tenant, context_len = tenant_of(scope), self._serving.context_len()
+        context_len = self._serving.context_len()
         async with self._serving.bodies.read(scope, receive) as body:
+            arrival = Arrival(
+                context.rid, tenant_of(scope), context.head_at, asyncio.get_running_loop().time()
+            )
+            self._serving.prompts.counters.body_seconds.append(arrival.body_at - arrival.head_at)
             return await self._serving.prompts.run(
-                tenant, receive, lambda: self._wanted(rid, tenant, body, context_len, asked)
+                arrival.tenant, receive, lambda: self._wanted(arrival, body, context_len, asked)
             )
 
     def _wanted(
-        self, rid: str, tenant: str, body: bytearray, context_len: int, asked: AskedStream
+        self, arrival: Arrival, body: bytearray, context_len: int, asked: AskedStream
     ) -> WantedAnswer:
         """What a body asks for. On a thread, with all bounds checked."""
         ignored = Ignored()
@@ -127,12 +141,12 @@ class CompletionEndpoint:
             body, context_len, lambda seed, stream: asked.seed_for(body, seed, stream=stream), ignored
         )
         try:
-            return self._tokenized(rid, tenant, request, context_len, ignored)
+            return self._tokenized(arrival, request, context_len, ignored)
         except RequestError as error:
             raise in_own_words(error, self._endpoint) from None
 
     def _tokenized(
-        self, rid: str, tenant: str, request: GenerationRequest, context_len: int, ignored: Ignored
+        self, arrival: Arrival, request: GenerationRequest, context_len: int, ignored: Ignored
     ) -> WantedAnswer:
         tokenizer, answer, count = self._serving.tokenizer, request.answer, request.choices
         prompts = self._serving.prompts.token_ids(request.prompt, context_len, count)
@@ -141,7 +155,7 @@ class CompletionEndpoint:
         held = _asked_answer(request, [len(token_ids) for token_ids in prompts], max(max_tokens))
         held.check(self._serving.answer_bytes_max)
         total = count * len(prompts)
-        rids = [f"{rid}-{index}" for index in range(total)] if total > 1 else [rid]
+        rids = [f"{arrival.rid}-{index}" for index in range(total)] if total > 1 else [arrival.rid]
         reading = answer.text.reading
         requests: list[ClientRequest] = []
         echoes: list[PromptEcho] = []
@@ -159,15 +173,17 @@ class CompletionEndpoint:
             )
             check_masks(params, tokenizer.eos_token_ids)
             first = ClientRequest(
-                rid=rid,
+                rid=arrival.rid,
                 model=self._settings.model_name,
                 token_ids=token_ids,
                 params=params,
-                tenant=tenant,
+                tenant=arrival.tenant,
                 cache_salt=request.cache_salt,
                 session=request.session,
                 deadline_seconds=request.deadline_seconds,
                 eos_token_ids=tokenizer.eos_token_ids,
+                head_at=arrival.head_at,
+                body_at=arrival.body_at,
             )
             requests += split_choices(first, rids[index * count : (index + 1) * count])
             if request.tells_of_prompt:

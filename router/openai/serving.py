@@ -49,7 +49,7 @@ class OpenAIServing:
         self.prompts = prompts
         self.bodies = BodyReader(settings)
         self.token_bytes = TokenBytes(tokenizer.as_json)
-        self.answers = ByteBudget(settings.answers_bytes_max, TOO_MANY_ANSWERS)
+        self.answers = ByteBudget(settings.answers_bytes_max, TOO_MANY_ANSWERS, "answer_bytes")
         self.answer_bytes_max = settings.answers_bytes_max // ANSWER_SHARE
         self.writing = PartsWriter()
         self.shell = shell

@@ -62,6 +62,7 @@ class Engine:
     limits: Limits
     model_fingerprint: str
     kv_format: str
+    dtype: str  # of the weights as they are computed with
     determinism: str
     eos_token_ids: frozenset[int]
     host_pages: int

@@ -40,6 +40,10 @@ class LoopWatch:
         """When the loop hangs, unless it gets on before."""
         return self._turned_at + self.seconds_max
 
+    def seconds_since(self, now: float) -> float:
+        """Seconds since the loop last turned, or got on as `hangs` has seen it; 0.0 before the first turn."""
+        return max(0.0, now - self._turned_at)
+
     def hangs(self, now: float) -> bool:
         """Whether the last turn, and the last layer, was too long ago."""
         done = self.work_done()

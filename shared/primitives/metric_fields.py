@@ -4,13 +4,14 @@
     @dataclass(slots=True)
     class ExampleCounters:
         resumes: int = total("segue_resumes_total", "Retracted requests …")  # a metric of its own
-        finished: int = counted(REQUESTS, outcome="finished")  # one series of a metric
+        finished: int = counted(WORKER_REQUESTS, outcome="finished")  # one series of a metric
         refusals: Counter[str] = counted_by(REFUSALS)  # one series of a metric for each key
         itl_seconds: deque[float] = durations("segue_itl_seconds", "Seconds …")  # not published yet
 
 A wrong declaration raises InvariantError when its module is imported, and mypy compares the types. The metrics here are
-those that more than one class counts in; the others are declared with their field. Nothing here knows Prometheus:
-`shared.process.metrics` publishes. No label value comes from a client, so the series of each metric are few.
+those that more than one class counts in; the others are declared with their field. A name means one thing: what routers
+count and what workers count never share one. Nothing here knows Prometheus: `shared.process.metrics` publishes. No
+label value comes from a client, so the series of each metric are few.
 """
 
 from __future__ import annotations
@@ -22,6 +23,52 @@ from typing import Any, NamedTuple, TypeVar
 from shared.primitives.errors import InvariantError
 
 OBSERVATIONS_MAX = 65536  # bounds the measurements of one field that is never published
+
+# Upper bounds of the buckets of histograms. A quantile is read off between two of them, so they are close where a value
+# decides something.
+SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)  # of a stage
+ITL_SECONDS = (
+    0.002,
+    0.003,
+    0.004,
+    0.005,
+    0.0075,
+    0.01,
+    0.015,
+    0.02,
+    0.025,
+    0.03,
+    0.04,
+    0.05,
+    0.075,
+    0.1,
+    0.2,
+    0.5,
+)
+TTFT_SECONDS = (
+    *(0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0),
+    *(30.0, 60.0),
+)
+REQUEST_SECONDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
+PAUSE_SECONDS = (1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0)
+SIZE_TOKENS = (1.0, 4.0, 16.0, *(float(1 << power) for power in range(5, 18)))  # 1 … 131,072
+ROWS = (1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0)
 _SHOWN_BY = "shown by"
 
 C = TypeVar("C", bound=type[Any])
@@ -44,8 +91,11 @@ class GaugeMetric(DeclaredMetric):
     """A value as of now."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class HistogramMetric(DeclaredMetric):
-    """A distribution of seconds."""
+    """A distribution, of seconds unless its name says otherwise."""
+
+    buckets: tuple[float, ...] = SECONDS  # upper bounds, ascending; the last one above them is +Inf
 
 
 class ShownField(NamedTuple):
@@ -83,7 +133,7 @@ def counted_by_labels(metric: CounterMetric, *from_zero: tuple[str, ...]) -> Cou
 
 
 def observed(metric: HistogramMetric, **labels: str) -> deque[float]:
-    """Declare measurements in seconds, one series of `metric`: the core appends them, publishing takes them out."""
+    """Declare measurements, one series of `metric`: the core appends them, publishing takes them out."""
     if tuple(labels) != metric.labels:
         raise InvariantError(f"{metric.name} has the labels {metric.labels}, not {tuple(labels)}")
     shown = metric, tuple(labels.values())
@@ -95,20 +145,20 @@ def total(name: str, text: str) -> int:
     return counted(CounterMetric(name, text))
 
 
-def durations(name: str, text: str) -> deque[float]:
+def durations(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> deque[float]:
     """Declare measurements in seconds that have a metric of their own."""
-    return observed(HistogramMetric(name, text))
+    return observed(HistogramMetric(name, text, (), buckets))
 
 
 def shown_fields(*classes: type[Any]) -> list[ShownField]:
     """The fields of the counter classes that one process publishes.
 
     Raises InvariantError for a field that declares no metric, for a series that two fields claim, and for a name that
-    two metrics have.
+    two metrics have. Two classes may count one metric by key, each by keys of its own.
     """
     shown: list[ShownField] = []
     named: dict[str, DeclaredMetric] = {}
-    claims: dict[DeclaredMetric, set[tuple[str, ...] | None]] = {}
+    claims: dict[DeclaredMetric, dict[tuple[str, ...] | None, type[Any]]] = {}
     metric: CounterMetric | HistogramMetric
     for cls in classes:
         for each in fields(cls):
@@ -117,12 +167,15 @@ def shown_fields(*classes: type[Any]) -> list[ShownField]:
             metric, label_values = each.metadata[_SHOWN_BY]
             if named.setdefault(metric.name, metric) is not metric:
                 raise InvariantError(f"{cls.__name__}.{each.name}: {metric.name} is declared twice")
-            claimed = claims.setdefault(metric, set())
-            if claimed & {label_values, None} or (claimed and label_values is None):
+            claimed = claims.setdefault(metric, {})
+            by_keys_of_its_own = {label_values, *claimed} == {None} and claimed.get(None) is not cls
+            if not by_keys_of_its_own and (
+                claimed.keys() & {label_values, None} or (claimed and label_values is None)
+            ):
                 raise InvariantError(
                     f"{cls.__name__}.{each.name}: another field is this series of {metric.name}"
                 )
-            claimed.add(label_values)
+            claimed[label_values] = cls
             shown.append(ShownField(each.name, metric, label_values))
     return shown
 
@@ -133,40 +186,30 @@ def all_declared(cls: C) -> C:
     return cls
 
 
-REQUESTS = CounterMetric(
-    "segue_requests_total",
-    "Requests. Routers count how those that reached the queues ended: the finish reason, or the HTTP status of the "
-    "error; what they refuse before is in segue_http_refusals_total. Workers count those received, refused, cancelled "
-    "and finished.",
+REJECTIONS = CounterMetric(
+    "segue_rejections_total",
+    "Requests answered with 429, by the code of the answer, or by what was full where that is rate_limit_exceeded: the "
+    "limits of an API key (key_rpm, key_tpm, key_concurrent), the queue for tokenizers, memory for bodies or answers.",
+    ("code",),
+)
+WORKER_REQUESTS = CounterMetric(
+    "segue_worker_requests_total",
+    "Requests at a worker: those it received, and of them those it refused, that were cancelled, and that it finished.",
     ("outcome",),
-)
-MIGRATIONS = CounterMetric(
-    "segue_migrations_total",
-    "Requests that migrated from one decode worker to another. The worker counts those it offered; routers count "
-    "those whose pages were fetched (migrated) and those that were recomputed, by cause: the worker drains (drain), "
-    "has few pages left (balance), or has computed the prompt while others wait (packed).",
-    ("outcome", "cause"),
-)
-STALE_BATONS = CounterMetric(
-    "segue_stale_batons_total", "Batons that could not be used, by cause.", ("cause",)
 )
 STEPS = CounterMetric("segue_steps_total", "Device steps, by forward mode.", ("mode",))
 EXTEND_TOKENS = CounterMetric(
     "segue_extend_tokens_total", "Tokens of prompts that EXTEND and MIXED steps computed."
 )
-GENERATED_TOKENS = CounterMetric(
-    "segue_generated_tokens_total",
-    "Generated tokens. Decode workers count those they sampled, routers those they delivered to clients.",
+CACHE_HIT_TOKENS = CounterMetric(
+    "segue_cache_hit_tokens_total",
+    "Tokens whose KV was in a worker's radix cache already, so that it was neither computed nor fetched.",
 )
-CACHED_TOKENS = CounterMetric(
-    "segue_cached_tokens_total",
-    "Tokens whose KV was in a radix cache already, so that it was neither computed nor fetched.",
-)
-FETCHED_BYTES = CounterMetric("segue_kv_fetched_bytes_total", "Bytes of KV read from other workers' memory.")
 PREFILL_QUEUE_SECONDS = HistogramMetric(
-    "segue_prefill_queue_seconds", "Seconds from when a prefill worker received a request to its first step."
+    "segue_prefill_queue_seconds",
+    "Seconds from when a worker received a prompt to its first step. The worker that computes prompts observes it.",
 )
 PREFILL_COMPUTE_SECONDS = HistogramMetric(
     "segue_prefill_compute_seconds",
-    "Seconds from the first step of a request on a prefill worker to its first token.",
+    "Seconds from the first step of a prompt on the worker that computes it to its first token.",
 )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from shared.primitives.loop_watch import LoopWatch
+from shared.process import gauges
 from shared.process.admin_port import AdminPage, AnswerPath
 from shared.process.metrics import CONTENT_TYPE, Metrics
 
@@ -61,6 +62,10 @@ class Health:
         """Whether the loop gets on, or is not running yet."""
         return not self.loop_watch.hangs(self._clock())
 
+    def seconds_since_turn(self) -> float:
+        """Seconds since the loop last turned; 0.0 before its first turn."""
+        return self.loop_watch.seconds_since(self._clock())
+
     def report(self) -> bytes:
         """The body of `/readyz`."""
         return msgspec.json.encode({"ready": self.ready, "doing": self.doing, "facts": self.facts})
@@ -68,6 +73,7 @@ class Health:
 
 def probe_pages(health: Health, metrics: Metrics) -> AnswerPath:
     """Answers of a process whose loop publishes its metrics by itself."""
+    metrics.set_at_scrape(gauges.LOOP_TURN_SECONDS, health.seconds_since_turn)
 
     async def answer(path: str) -> AdminPage:
         if path == "/livez":

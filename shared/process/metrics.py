@@ -7,13 +7,27 @@ which field is declared in the counter classes (`metric_fields`); gauges are in 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from shared.primitives.errors import InvariantError
 from shared.primitives.metric_fields import (
@@ -25,16 +39,18 @@ from shared.primitives.metric_fields import (
 )
 from shared.primitives.version import VERSION
 from shared.process import gauges
-from shared.wire.messages import Role
+from shared.wire.messages import PROTOCOL, Role
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 Series = dict[tuple[str, ...], float]  # label values without the role → value
 
 
 class Metrics(Collector):
-    """The metrics of one process, in a registry of its own. Safe to scrape from another thread."""
+    """The metrics of one process, in a registry of its own. Safe to scrape from another thread.
+
+    Beside Segue's own there are the usual ones of a process, of Python and its garbage collector, by their usual names.
+    """
 
     def __init__(self, role: Role):
         self.role = role
@@ -42,9 +58,12 @@ class Metrics(Collector):
         self._lock = threading.Lock()
         self._shown: dict[type[Any], list[ShownField]] = {}
         self._series: defaultdict[CounterMetric | GaugeMetric, Series] = defaultdict(dict)
-        self._histograms: dict[tuple[HistogramMetric, tuple[str, ...] | None], Histogram] = {}  # by series
+        self._histograms: defaultdict[HistogramMetric, dict[tuple[str, ...], _Buckets]] = defaultdict(dict)
+        self._at_scrape: dict[GaugeMetric, Callable[[], float]] = {}
         self.registry.register(self)
-        self.set(gauges.INFO, 1, version=VERSION)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.set(gauges.BUILD_INFO, 1, version=VERSION, protocol=str(PROTOCOL))
         self.set(gauges.READY, 0)
 
     def publish(self, counters: object) -> None:
@@ -57,28 +76,21 @@ class Metrics(Collector):
             for name, metric, label_values in shown:
                 value = getattr(counters, name)
                 if isinstance(metric, HistogramMetric):
-                    while value:
-                        self._histograms[metric, label_values].observe(value.popleft())
+                    if value:
+                        self._histograms[metric][label_values or ()].take(value)
                 elif label_values is None:
-                    self._series[metric] = {
-                        key if isinstance(key, tuple) else (key,): number for key, number in value.items()
-                    }
+                    self._series[metric].update(
+                        {key if isinstance(key, tuple) else (key,): number for key, number in value.items()}
+                    )
                 else:
                     self._series[metric][label_values] = value
 
     def _adopt(self, counter_class: type[Any]) -> list[ShownField]:
         shown_fields(*self._shown, counter_class)  # together they claim no series twice
         shown = shown_fields(counter_class)
-        families: dict[HistogramMetric, Histogram] = {}
         for _, metric, label_values in shown:
             if isinstance(metric, HistogramMetric):
-                if metric not in families:
-                    labels = ("role", *metric.labels)
-                    families[metric] = Histogram(
-                        metric.name, metric.text, labels, registry=self.registry, buckets=_LATENCY_BUCKETS
-                    )
-                series = families[metric].labels(self.role, *(label_values or ()))
-                self._histograms[metric, label_values] = series
+                self._histograms[metric][label_values or ()] = _Buckets(metric.buckets)
         self._shown[counter_class] = shown
         return shown
 
@@ -94,6 +106,10 @@ class Metrics(Collector):
         with self._lock:
             self._series[gauge] = dict(series)
 
+    def set_at_scrape(self, gauge: GaugeMetric, value: Callable[[], float]) -> None:
+        """Ask for the value of a gauge without labels when it is scraped, on the thread that answers the scrape."""
+        self._at_scrape[gauge] = value
+
     def render(self) -> bytes:
         """The text of `/metrics`."""
         return generate_latest(self.registry)
@@ -102,9 +118,40 @@ class Metrics(Collector):
         """Give prometheus_client what was last published."""
         with self._lock:
             published = {metric: dict(series) for metric, series in self._series.items()}
+            histograms = [self._histogram_family(metric) for metric in self._histograms]
+        published |= {gauge: {(): value()} for gauge, value in self._at_scrape.items()}
         for metric, series in published.items():
             family_class = CounterMetricFamily if isinstance(metric, CounterMetric) else GaugeMetricFamily
             family = family_class(metric.name, metric.text, labels=("role", *metric.labels))
             for label_values, value in series.items():
                 family.add_metric((self.role, *label_values), value)
             yield family
+        yield from histograms
+
+    def _histogram_family(self, metric: HistogramMetric) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(metric.name, metric.text, labels=("role", *metric.labels))
+        for label_values, buckets in self._histograms[metric].items():
+            family.add_metric((self.role, *label_values), buckets.cumulative(), buckets.sum)
+        return family
+
+
+class _Buckets:
+    """One series of a histogram. Counting a measurement costs a search and two additions."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.sum = 0.0
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+
+    def take(self, measured: deque[float]) -> None:
+        """Count all, and empty `measured`."""
+        counts, bounds = self._counts, self._bounds
+        while measured:
+            value = measured.popleft()
+            counts[bisect_left(bounds, value)] += 1
+            self.sum += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """How many were at most each bound."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True))

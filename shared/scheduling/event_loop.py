@@ -22,6 +22,7 @@ from shared.batch.effects import AbandonFetch, Backup, Note, Restore, Send, Star
 from shared.batch.schedule_batch import ScheduleBatch
 from shared.links.events import LinkEvent
 from shared.scheduling.device import Device
+from shared.scheduling.step_counters import StepCounters
 from shared.transfer.protocol import Fetcher, FetchEvent
 from shared.wire.messages import Message
 from shared.wire.sampled import Sampled
@@ -137,6 +138,7 @@ class EventLoop:
         self._write_note = write_note
         self._depth = 1 if overlap else 0
         self._launches_cost = launches_cost
+        self.counters = StepCounters()
         self._in_flight: deque[ScheduleBatch] = deque()
         self._launched = False
         self._progressed = False
@@ -210,6 +212,7 @@ class EventLoop:
         sampled = self._device.wait(batch.step)
         self._scheduler.reclaim(batch.step)
         self._scheduler.settle(batch, sampled, self._clock())
+        self.counters.settled(batch, sampled.seconds)
         self._progressed = True
 
     def patience_seconds(self) -> float:

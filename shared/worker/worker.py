@@ -112,11 +112,11 @@ def serve(
         overlap=config.overlap,
         launches_cost=engine.device.launches_cost,
     )
-    metrics.set_all(gauges.MEMORY_BYTES, {(kind,): size for kind, size in engine.memory.items()})
+    _publish_engine(metrics, hello, engine)
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()
     log.info("worker.ready", links=links.address, admin_port=admin.port)
-    publish = partial(_publish, metrics, health, scheduler, links, transfer, engine.device)
+    publish = partial(_publish, metrics, health, scheduler, loop, links, transfer, engine.device)
     try:
         turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
     finally:
@@ -259,15 +259,34 @@ def _let_reads_end(transfer: Transfer) -> None:
         sleep(LAST_READS_PAUSE_SECONDS)
 
 
+def _publish_engine(metrics: Metrics, hello: Hello, engine: Engine) -> None:
+    """Show what does not change."""
+    metrics.set_all(gauges.MEMORY_BYTES, {(kind,): size for kind, size in engine.memory.items()})
+    metrics.set(gauges.SLOTS, engine.limits.slots)
+    metrics.set(
+        gauges.MODEL_INFO,
+        1,
+        model=hello.model_name,
+        fingerprint=hello.model,
+        kv_format=hello.kv_format,
+        dtype=engine.dtype,
+        device=engine.cache.store.device.type,
+        page_size=str(engine.limits.page_size),
+        context_len=str(engine.limits.context_len),
+    )
+
+
 def _publish(
     metrics: Metrics,
     health: Health,
     scheduler: WorkerScheduler,
+    loop: EventLoop,
     links: WorkerLinks,
     transfer: Transfer,
     device: EngineDevice,
 ) -> None:
     publish_scheduler(metrics, health, scheduler)
+    metrics.publish(loop.counters)
     metrics.publish(links.counters)
     metrics.publish(logs.counters)
     metrics.publish(transfer.counters)
@@ -339,3 +358,5 @@ def publish_scheduler(metrics: Metrics, health: Health, scheduler: WorkerSchedul
         metrics.set(gauges.PAGES, count, state=state.value)
     metrics.set(gauges.LEASES, scheduler.leases_held)
     metrics.set(gauges.SLOTS_USED, scheduler.slots_used)
+    pool = scheduler.memory.pool
+    metrics.set(gauges.KV_USED_RATIO, 1 - scheduler.memory.available_pages / max(1, pool.total))

@@ -160,7 +160,7 @@ def test_by_default_prompts_go_the_shorter_way(release: HelmRelease, undisturbed
         report = run_streams(release.url, release.api_key, LATER, "the shorter way")
         assert {stream.text for stream in report.streams} == {undisturbed[plan] for plan in LATER}
     assert release.total("router", "segue_router_local_prompts_total{why=sooner}") > 0
-    assert release.total("prefill", "segue_requests_total{outcome=received}") > 0
+    assert release.total("prefill", "segue_worker_requests_total{outcome=received}") > 0
     found = release.cluster.helm("test", NAME, "--logs")
     assert re.search(r"\d+ bytes of KV moved for it in .* MB/s", found), found
     release.upgrade()

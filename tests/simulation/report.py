@@ -245,8 +245,8 @@ def lines(counts: Counter[str]) -> Iterable[str]:
 
 
 def _add_router(counts: Counter[str], counters: RouterCounters) -> None:
-    for bound, count in counters.tenant_refusals.items():
-        counts[f"refused for its tenant: {bound}"] += count
+    for bound in ("tenant_queue_full", "tokens_per_minute"):
+        counts[f"refused for its tenant: {bound}"] += counters.rejections[bound]
     for row, count in counters.transitions.items():
         counts[f"row {row}"] += count
     for cause, count in counters.continuations.items():

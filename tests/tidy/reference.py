@@ -21,7 +21,9 @@ from router.access.key_ring import KeyCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.listener.connections import ClientCounters
+from router.metrics_publisher import LoopCounters
 from router.openai.answers.resumable_streams import ResumingCounters
+from router.openai.prompts.prompts import PromptCounters
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
@@ -36,6 +38,7 @@ from shared.process import gauges
 from shared.process.logs import LogCounters
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Settings, flag_of, groups_of, schema_of, variable_of
+from shared.scheduling.step_counters import StepCounters
 from shared.transfer.counters import KvCounters
 from shared.wire import messages
 from shared.worker.worker_config import WorkerConfig
@@ -81,9 +84,8 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 )
 
 COUNTERS = (
-    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PrefillCounters, DecodeCounters, LinkCounters,
-    LogCounters, KvCounters,
-    DeviceCounters,
+    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, LoopCounters, PrefillCounters,
+    DecodeCounters, StepCounters, LinkCounters, LogCounters, KvCounters, DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}
 

@@ -55,7 +55,8 @@ class Worker:
     extending_unreported: int = 0  # … of those that came since the last load
     extended_since: int = 0  # … of those in the last load, and computed or gone since
     fetched_share: float = 1.0  # of the pages of requests that come here, on average; the others are cached
-    draining: bool = False  # it takes nothing new
+    draining: bool = False  # it takes nothing new …
+    draining_since: float = 0.0  # … since then
     kv_metadata: bytes | None = None  # of its first baton, and so of all others in this session
     last_chosen: int = 0
     paused_until: float = 0.0  # it has just refused for lack of room …

@@ -45,7 +45,8 @@ class LiveRequest:
     request: ClientRequest
     tenant: Tenant
     arrival: int  # numbers requests in the order they came; breaks every tie
-    arrived_at: float
+    arrived_at: float  # here: targets count from then
+    head_at: float  # the head of its HTTP request: what its client waits for began then
     need: Need  # what the placement it waits for must know; renewed at each entry into a queue
     rid: str = field(init=False)
     state: RequestState = TRANSITIONS.start
@@ -207,7 +208,7 @@ class LiveRequest:
 
     def visit(self, worker: Worker, why: str, now: float) -> None:
         """Note a placement."""
-        after = now - self.arrived_at
+        after = now - self.head_at
         self.visits.append(Visit(worker.peer, worker.hello.role, self.attempt, why, after))
         del self.visits[:-VISITS_MAX]
 

@@ -98,6 +98,7 @@ class RequestTable:
             tenant=tenant,
             arrival=self._arrivals,
             arrived_at=now,
+            head_at=request.head_at or now,
             need=Need(rid=request.rid, model_name=request.model, tokens=0, tokens_max=0),
             sampling_group=self.sampling_groups.enter(request),
             extra_key=extra_key,
@@ -105,17 +106,27 @@ class RequestTable:
             state_since=now,
             target_seconds=target_seconds,
             foreseen_seconds=foreseen_seconds,
+            seconds=request.seconds_before(now),
         )
         self.live[request.rid] = live
         self.tenants.enter(tenant)
         tenant.spend(request.charged_tokens, now)
         self._counters.prompt_tokens += request.charged_tokens
+        self._counters.prompt_sizes.append(len(request.token_ids))
         self._count(live, live.state, 1)
         if self._settings.request_seconds_max > 0:
             self.reservations.deadlines.set(("request", live.rid), now + self._settings.request_seconds_max)
         self._wait(live, now, now + self._settings.waiting_seconds_max)
         self.reservations.enqueue(live)
         return live
+
+    def oldest_seconds(self, now: float) -> dict[RequestState, float]:
+        """How long, in each state, the request waits that has waited longest for a token or another state."""
+        oldest = dict.fromkeys(self.by_state, 0.0)
+        for live in self.live.values():
+            since = max(live.state_since, live.token_at)
+            oldest[live.state] = max(oldest.get(live.state, 0.0), now - since)
+        return oldest
 
     def find_tenant(self, name: str, now: float) -> Tenant:
         """Whoever sends requests under this name."""
@@ -132,6 +143,8 @@ class RequestTable:
     def refuse(self, request: ClientRequest, failed: RequestFailed) -> None:
         """Answer a request that is not admitted."""
         self._counters.requests[str(failed.status)] += 1
+        if failed.status == 429:
+            self._counters.rejections[failed.code or ""] += 1
         self._effects.append(RequestEnded(request.rid, failed))
 
     def prefill(
@@ -216,9 +229,11 @@ class RequestTable:
             live.worker.has_fetched(live.need.tokens, joined.cached_tokens)
         if joined.transport:
             live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
-        self._counters.fetched_bytes += joined.fetched_bytes
         self._counters.fetch_seconds.append(joined.fetch_seconds)
-        if live.migrating:
+        if not live.migrating:
+            self._counters.handoff_bytes += joined.fetched_bytes
+        else:
+            self._counters.migration_bytes += joined.fetched_bytes
             live.migrating = False
             live.migrations += 1
             self._counters.migrations["migrated", live.migration_cause] += 1
@@ -363,7 +378,9 @@ class RequestTable:
         self.sampling_groups.leave(live.sampling_group, live.rid)
         self.ended.add(live)
         self._counters.requests[outcome_word(outcome)] += 1
-        self._counters.request_seconds.append(now - live.arrived_at)
+        self._counters.request_seconds.append(now - live.head_at)
+        if live.output:
+            self._counters.output_sizes.append(len(live.output))
         self._effects.append(RequestEnded(live.rid, outcome))
 
     # ---- what the steps are made of ----------------------------------------------------------------------------
@@ -394,7 +411,7 @@ class RequestTable:
 
     def _note_first_token(self, live: LiveRequest, now: float) -> None:
         seconds = now - live.arrived_at
-        self._counters.ttft_seconds.append(seconds)
+        self._counters.ttft_seconds.append(now - live.head_at)
         if live.target_seconds:
             self._counters.targets["met" if seconds <= live.target_seconds else "missed"] += 1
         if live.foreseen_seconds:
@@ -411,7 +428,7 @@ class RequestTable:
         """A worker is to compute the prompt."""
         live.begun_at = now
         if live.attempt == 1 and not live.visits:
-            self._counters.queue_seconds.append(now - live.arrived_at)
+            self._counters.queue_seconds.append(now - live.state_since)
         live.kv_group = worker.kv_group
         if live.sampling_group is not None:
             live.sampling_group.placed(live)

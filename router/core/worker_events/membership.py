@@ -64,6 +64,8 @@ class Membership:
         worker = self._fleet.down(peer)
         if worker is None:
             return
+        if worker.draining:
+            self._counters.drain_seconds.append(now - worker.draining_since)
         self._note_missing_roles()
         for kind in OF_A_WORKER:
             self._reservations.deadlines.clear((kind, peer))
@@ -81,8 +83,10 @@ class Membership:
             else:  # the decode worker will find out by itself whether it has all pages
                 self._reservations.forget_lease(live)
 
-    def drain(self, worker: Worker) -> None:
+    def drain(self, worker: Worker, now: float) -> None:
         """A worker takes nothing new from now on, and is answered that this router knows."""
+        if not worker.draining:
+            worker.draining_since = now
         self._fleet.drain(worker)
         self._note_missing_roles()
         self._reservations.send(worker, messages.DrainAck())

@@ -155,8 +155,6 @@ class WorkerReplies:
             live.cached_tokens = self._reported(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
         self._reservations.correct_index(live, message.cached_tokens)
-        self._counters.prefill_queue_seconds.append(message.queue_seconds)
-        self._counters.prefill_compute_seconds.append(message.compute_seconds)
         self._requests.deliver(live, message.token_ids, message.logprobs, now)
         reason = message.finish or live.finish_reason()
         if reason is not None:

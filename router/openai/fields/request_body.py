@@ -40,7 +40,7 @@ class BodyReader:
     def __init__(self, settings: RouterConfig):
         self._settings = settings
         self.budget = ByteBudget(
-            settings.router_bytes_max, "too many large requests are waiting: try again later"
+            settings.router_bytes_max, "too many large requests are waiting: try again later", "request_bytes"
         )
 
     @asynccontextmanager

@@ -15,6 +15,7 @@ context reaches.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,7 @@ from router.replies import DisconnectedError, OverloadedError
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, Message, client_texts
 from router.text.tokenizer import Tokenizer, TooLongError
 from shared.primitives.errors import RequestError
+from shared.primitives.metric_fields import all_declared, durations
 
 T = TypeVar("T")
 TokenIds = tuple[int, ...]
@@ -73,14 +75,37 @@ class ChatPrompt:
     truncation: Truncation | None = None
 
 
+@all_declared
+@dataclass(slots=True)
+class PromptCounters:
+    """What passes before a request reaches the core; measurements since they were last published."""
+
+    body_seconds: deque[float] = durations(
+        "segue_body_seconds",
+        "Seconds from the end of a request's head to that of its body: the client's upload.",
+    )
+    tokenize_seconds: deque[float] = durations(
+        "segue_tokenize_seconds",
+        "Seconds from the end of a request's body to its token ids: the wait for a thread, decoding, the chat template "
+        "and the tokenizer. Requests that are refused there, and those to /tokenize, count too.",
+    )
+
+
 class Prompts:
-    """Tokenizes on threads of its own. All methods but `run` and `close` are for those threads."""
+    """Tokenizes on threads of its own. All methods but `run`, `close` and the counts are for those threads."""
 
     def __init__(self, tokenizer: Tokenizer, settings: RouterConfig):
         self._tokenizer = tokenizer
         self._settings = settings
         self._threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         self._queue = TokenizerQueue(settings.tokenizer_threads, settings.tokenizing_max)
+        self._running = 0
+        self.counters = PromptCounters()
+
+    @property
+    def tokenizing(self) -> dict[str, int]:
+        """Requests that wait for a thread, and those that have one."""
+        return {"waiting": self._queue.waiting, "running": self._running}
 
     async def run(self, tenant: str, receive: Receive, work: Callable[[], T]) -> T:
         """Run `work` on a thread, when its turn has come.
@@ -93,18 +118,22 @@ class Prompts:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
+        began_at = time.perf_counter()
         await self._queue.acquire(tenant, hangup)
+        self._running += 1
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         running.add_done_callback(self._ended)
         try:
             # a thread cannot be cancelled: it keeps its slot until it ends
             return await asyncio.shield(running)
         finally:
+            self.counters.tokenize_seconds.append(time.perf_counter() - began_at)
             del running  # what `work` raised holds this frame; held in return, the prompt would be a cycle
 
     def _ended(self, running: asyncio.Future[Any] | Future[Any]) -> None:
         if not running.cancelled():
             running.exception()  # is raised where it is awaited, if anybody still waits
+        self._running -= 1
         self._queue.release()
 
     def close(self) -> None:
@@ -368,7 +397,9 @@ class TokenizerQueue:
         """Raise `OverloadedError`, or refuse another tenant's last request, if too many wait."""
         if self.waiting < self._waiting_max:
             return
-        overloaded = OverloadedError("too many prompts are waiting to be tokenized: try again later")
+        overloaded = OverloadedError(
+            "too many prompts are waiting to be tokenized: try again later", "tokenizer_queue"
+        )
         longest = max(self._lines, key=lambda name: len(self._lines[name]), default=tenant)
         if longest == tenant or len(self._lines[longest]) <= len(self._lines.get(tenant, ())) + 1:
             raise overloaded

@@ -88,6 +88,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
         limits=limits,
         model_fingerprint=model_fingerprint(folder, shape, dtypes.weights),
         kv_format=kv_format(shape, config.page_size, dtypes.kv),
+        dtype=dtype_name(dtypes.weights),
         determinism=f"{kernels.determinism},{_numbers(shape, dtypes.weights)},kv-{kv},{library_version()}",
         eos_token_ids=eos_token_ids,
         host_pages=cache.host_pages,

@@ -72,6 +72,7 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
         ),
         model_fingerprint=model_fingerprint(folder, shape, dtypes.weights),
         kv_format=kv_format(shape, config.page_size, dtypes.kv, cache.layout),
+        dtype=dtype_name(dtypes.weights),
         determinism=f"{platform.determinism},{kinds},{library_version()}",
         eos_token_ids=eos_token_ids,
         host_pages=room.host_pages,

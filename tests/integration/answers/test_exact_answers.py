@@ -55,7 +55,7 @@ def test_greedy_answers_are_those_of_transformers(
 def test_sixteen_at_a_time_get_the_answers_each_got_alone(
     one_each: LocalDeployment, prompts: list[list[int]], alone: list[StreamedAnswer]
 ) -> None:
-    names = ("segue_generated_tokens_total", "segue_steps_total{mode=decode}")
+    names = ("segue_sampled_tokens_total", "segue_steps_total{mode=decode}")
     before = [one_each.total("decode", name) for name in names]
     together = crowd(one_each.url, prompts, 16, **GREEDY)
     assert together == alone

@@ -86,16 +86,16 @@ def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[li
 def test_they_are_the_same_bits_from_a_cached_prompt(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[list[Entry]]
 ) -> None:
-    before = exact.total(PROMPT_ROLE, "segue_cached_tokens_total")
+    before = exact.total(PROMPT_ROLE, "segue_cache_hit_tokens_total")
     assert [told(exact.client, prompt) for prompt in prompts] == alone
-    assert exact.total(PROMPT_ROLE, "segue_cached_tokens_total") > before
+    assert exact.total(PROMPT_ROLE, "segue_cache_hit_tokens_total") > before
 
 
 @pytest.mark.aggregated
 def test_they_are_the_same_bits_among_eight(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[list[Entry]]
 ) -> None:
-    names = ("segue_generated_tokens_total", "segue_steps_total{mode=decode}")
+    names = ("segue_sampled_tokens_total", "segue_steps_total{mode=decode}")
     before = [exact.total("decode", name) for name in names]
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda prompt: told(exact.client, prompt), prompts))

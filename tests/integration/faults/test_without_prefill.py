@@ -103,6 +103,6 @@ def test_prompts_go_the_shorter_way_and_streams_make_room_with_the_same_answers(
             assert crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY) == reference
             crowd(running.url, more, len(more), **GREEDY)
         assert running.total("router", "segue_router_local_prompts_total{why=sooner}") > 0
-        assert running.total("prefill", "segue_requests_total{outcome=received}") > 0
+        assert running.total("prefill", "segue_worker_requests_total{outcome=received}") > 0
         assert running.total("router", "segue_migrations_total{cause=packed,outcome=migrated}") > 0
         until(lambda: not running.held(), 10, "that nothing is held")

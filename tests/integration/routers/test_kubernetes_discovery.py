@@ -18,8 +18,9 @@ from router.core.dispatch import RouterCore
 from router.discovery import slice_api
 from router.discovery.known_pods import Listed
 from router.listener.connections import ClientConnections
+from router.metrics_publisher import MetricsPublisher
 from router.openai.answers.resumable_streams import Resuming
-from router.process import MetricsPublisher
+from router.openai.prompts.prompts import Prompts
 from shared.links.sockets import RouterLinks
 from shared.process.metrics import Metrics
 from shared.wire.messages import Hello
@@ -343,6 +344,7 @@ def test_a_router_whose_discovery_has_ended_is_not_ready(server: SliceServer) ->
             discovery,
             running.health,
             ClientConnections(settings),
+            Prompts(None, settings),  # type: ignore[arg-type]
             Resuming(b"secret"),
         )
         until(lambda: discovery.fault() == "discovery has ended", 10, "the end of discovery")

@@ -11,12 +11,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from decode.counters import DecodeCounters
 from prefill.counters import PrefillCounters
+from router.access.key_ring import KeyCounters
 from router.core.counters import RouterCounters
+from router.listener.connections import ClientCounters
+from router.metrics_publisher import LoopCounters
+from router.openai.answers.resumable_streams import ResumingCounters
+from router.openai.prompts.prompts import PromptCounters
+from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.primitives.errors import InvariantError
 from shared.primitives.metric_fields import (
-    REQUESTS,
-    STALE_BATONS,
+    REJECTIONS,
+    WORKER_REQUESTS,
     CounterMetric,
     HistogramMetric,
     all_declared,
@@ -27,9 +33,15 @@ from shared.primitives.metric_fields import (
     total,
 )
 from shared.process import gauges
+from shared.process.logs import LogCounters
 from shared.process.metrics import Metrics
+from shared.scheduling.step_counters import StepCounters
+from shared.transfer.counters import KvCounters
 from shared.wire.messages import Role
 from tests.tidy.reference import COUNTERS, declared_metrics
+
+OF_ROUTERS = (RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, LoopCounters)
+OF_WORKERS = (PrefillCounters, DecodeCounters, StepCounters, KvCounters, DeviceCounters)
 
 
 def scrape(metrics: Metrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -75,8 +87,8 @@ def test_fields_of_one_metric_are_apart_by_their_label() -> None:
     metrics = Metrics("prefill")
     metrics.publish(PrefillCounters(requests=5, refused=2))
     shown = scrape(metrics)
-    assert shown["segue_requests_total", ("prefill", "received")] == 5
-    assert shown["segue_requests_total", ("prefill", "refused")] == 2
+    assert shown["segue_worker_requests_total", ("prefill", "received")] == 5
+    assert shown["segue_worker_requests_total", ("prefill", "refused")] == 2
 
 
 def test_a_count_by_cause_is_a_series_a_cause() -> None:
@@ -102,6 +114,69 @@ def test_observations_are_taken_once() -> None:
     assert shown["segue_ttft_seconds_count", ("router",)] == 2
     assert shown["segue_ttft_seconds_sum", ("router",)] == 1.0
     assert not counters.ttft_seconds
+
+
+def test_a_measurement_counts_in_the_bucket_that_it_is_not_above_and_in_all_larger_ones() -> None:
+    metrics = Metrics("router")
+    metrics.publish(RouterCounters(itl_seconds=deque([0.002, 0.0021, 0.4, 7.0])))
+    shown = scrape(metrics)
+    within = {
+        le: shown["segue_itl_seconds_bucket", ("router", le)] for le in ("0.002", "0.003", "0.2", "0.5")
+    }
+    assert within == {"0.002": 1, "0.003": 2, "0.2": 2, "0.5": 3}
+    assert shown["segue_itl_seconds_bucket", ("router", "+Inf")] == 4
+    assert shown["segue_itl_seconds_sum", ("router",)] == pytest.approx(7.4041)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most", "buckets"),
+    [
+        ("segue_itl_seconds", 0.002, 0.5, 16),
+        ("segue_ttft_seconds", 0.02, 60.0, 18),
+        ("segue_request_seconds", 0.25, 1800.0, 14),
+    ],
+)
+def test_what_readers_feel_has_buckets_of_its_own(name: str, least: float, most: float, buckets: int) -> None:
+    (metric,) = (m for m in declared_metrics() if m.name == name)
+    assert isinstance(metric, HistogramMetric)
+    assert (metric.buckets[0], metric.buckets[-1], len(metric.buckets)) == (least, most, buckets)
+
+
+def test_buckets_ascend() -> None:
+    for metric in declared_metrics():
+        if isinstance(metric, HistogramMetric):
+            assert list(metric.buckets) == sorted(set(metric.buckets)), metric.name
+
+
+def test_a_process_shows_what_every_process_does() -> None:
+    names = {name for name, _ in scrape(Metrics("decode"))}
+    assert {"process_cpu_seconds_total", "process_open_fds", "process_max_fds", "python_info"} < names
+    assert "python_gc_collections_total" in names
+
+
+def test_two_classes_may_count_one_metric_each_by_keys_of_its_own() -> None:
+    metrics = Metrics("router")
+    metrics.publish(RouterCounters(rejections=Counter(queue_full=2)))
+    metrics.publish(ClientCounters(rejections=Counter(key_rpm=3)))
+    metrics.publish(RouterCounters(rejections=Counter(queue_full=4)))
+    shown = scrape(metrics)
+    assert shown["segue_rejections_total", ("router", "queue_full")] == 4
+    assert shown["segue_rejections_total", ("router", "key_rpm")] == 3
+
+
+def test_no_name_means_one_thing_at_a_router_and_another_at_a_worker() -> None:
+    of_routers = {each.metric.name for each in shown_fields(*OF_ROUTERS)}
+    of_workers = {name for cls in OF_WORKERS for name in (each.metric.name for each in shown_fields(cls))}
+    assert not of_routers & of_workers
+    assert {*OF_ROUTERS, *OF_WORKERS, LinkCounters, LogCounters} == set(COUNTERS)
+
+
+def test_how_a_request_can_end_is_shown_before_any_ends() -> None:
+    metrics = Metrics("router")
+    metrics.publish(RouterCounters())
+    shown = scrape(metrics)
+    outcomes = ("stop", "length", "aborted", "400", "404", "429", "500", "503", "504")
+    assert [shown["segue_requests_total", ("router", outcome)] for outcome in outcomes] == [0] * len(outcomes)
 
 
 def test_a_gauge_keeps_its_labels_apart() -> None:
@@ -149,32 +224,32 @@ def test_a_field_without_a_metric_cannot_be_published() -> None:
 
 def test_two_fields_cannot_be_the_same_series() -> None:
     with pytest.raises(
-        InvariantError, match=r"Twice\.again: another field is this series of segue_requests_total"
+        InvariantError, match=r"Twice\.again: another field is this series of segue_worker_requests_total"
     ):
 
         @all_declared
         @dataclass
         class Twice:
-            requests: int = counted(REQUESTS, outcome="received")
-            again: int = counted(REQUESTS, outcome="received")
+            requests: int = counted(WORKER_REQUESTS, outcome="received")
+            again: int = counted(WORKER_REQUESTS, outcome="received")
 
 
 def test_a_count_by_key_and_a_fixed_label_cannot_share_a_metric() -> None:
-    with pytest.raises(InvariantError, match="segue_stale_batons_total"):
+    with pytest.raises(InvariantError, match="segue_rejections_total"):
 
         @all_declared
         @dataclass
         class KeyedThenFixed:
-            by_cause: Counter[str] = counted_by(STALE_BATONS)
-            stale: int = counted(STALE_BATONS, cause="stale")
+            by_code: Counter[str] = counted_by(REJECTIONS)
+            full: int = counted(REJECTIONS, code="full")
 
-    with pytest.raises(InvariantError, match="segue_stale_batons_total"):
+    with pytest.raises(InvariantError, match="segue_rejections_total"):
 
         @all_declared
         @dataclass
         class FixedThenKeyed:
-            stale: int = counted(STALE_BATONS, cause="stale")
-            by_cause: Counter[str] = counted_by(STALE_BATONS)
+            full: int = counted(REJECTIONS, code="full")
+            by_code: Counter[str] = counted_by(REJECTIONS)
 
 
 def test_a_name_cannot_be_declared_with_two_texts() -> None:
@@ -195,10 +270,10 @@ def test_two_classes_of_a_process_cannot_show_the_same_series() -> None:
 
 
 def test_a_counter_names_the_labels_of_its_metric() -> None:
-    with pytest.raises(InvariantError, match="segue_requests_total has the labels"):
-        counted(REQUESTS, cause="received")
-    with pytest.raises(InvariantError, match="segue_requests_total has the labels"):
-        counted(REQUESTS)
+    with pytest.raises(InvariantError, match="segue_worker_requests_total has the labels"):
+        counted(WORKER_REQUESTS, cause="received")
+    with pytest.raises(InvariantError, match="segue_worker_requests_total has the labels"):
+        counted(WORKER_REQUESTS)
     with pytest.raises(InvariantError, match="exactly one"):
         counted_by(CounterMetric("segue_plain_total", "Without labels."))
 
@@ -223,7 +298,9 @@ def test_names_say_their_kind_and_base_unit() -> None:
     for metric in declared_metrics():
         assert metric.name.startswith("segue_")
         assert isinstance(metric, CounterMetric) == metric.name.endswith("_total")
-        assert not isinstance(metric, HistogramMetric) or metric.name.endswith("_seconds")
+        assert not isinstance(metric, HistogramMetric) or metric.name.endswith(
+            ("_seconds", "_tokens", "_rows")
+        )
         assert not metric.name.endswith(("_ms", "_milliseconds", "_kb", "_mb"))
 
 

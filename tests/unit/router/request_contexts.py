@@ -19,10 +19,10 @@ class NoConnection:
     def show_key(self, name: str) -> None:
         raise AssertionError(f"show_key {name}")
 
-    def count_refusal(self, status: int) -> None:
-        raise AssertionError(f"count_refusal {status}")
+    def count_refusal(self, status: int, full: str = "") -> None:
+        raise AssertionError(f"count_refusal {status} {full}")
 
 
 def scope_of(rid: str = "r", **given: object) -> dict[str, object]:
     """An ASGI scope with a context."""
-    return {KEY: RequestContext(NoConnection(), rid), **given}
+    return {KEY: RequestContext(NoConnection(), rid=rid), **given}

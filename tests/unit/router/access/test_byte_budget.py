@@ -105,7 +105,7 @@ def test_the_body_of_one_client_leaves_room_for_another_ones() -> None:
 
 
 def test_one_tenant_gets_half_and_leaves_room_for_others() -> None:
-    budget = ByteBudget(1000, "full")
+    budget = ByteBudget(1000, "full", "bytes")
     with budget.hold("a") as of_a, budget.hold("b") as of_b:
         of_a.add(500)
         with pytest.raises(OverloadedError):

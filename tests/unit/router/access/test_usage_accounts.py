@@ -79,9 +79,9 @@ def test_a_completed_request_is_what_its_answer_says() -> None:
     assert (request.priority, books.paid) == (3, 10)
     sink.tokens((7, 8, 9), ())
     assert books.paid == 13
-    sink.ended(RequestCompleted("stop", Usage(10, 2, 4)))  # what the core says counts
+    sink.ended(RequestCompleted("stop", Usage(10, 5, 4)))  # what the core says counts
     books.accounts.close(account)
-    assert (books.used, books.paid) == ((10, 4, 2), 12)
+    assert (books.used, books.paid) == ((10, 4, 5), 15)
     assert (reader.came, len(reader.ends), len(books.accounts)) == ([7, 8, 9], 1, 0)
 
 
@@ -98,6 +98,26 @@ def test_first_tokens_that_come_within_a_keys_target_are_met_and_later_ones_miss
         sink.tokens((8,), ())
         assert request.deadline_seconds == 2.0
     assert books.counters.targets == {("shop", "met"): 1, ("shop", "missed"): 1}
+
+
+def test_tokens_are_counted_while_they_flow_and_those_of_running_streams_by_key() -> None:
+    books = Books()
+    account = books.open()
+    sinks = [books.submit(rid)[1] for rid in ("r-0", "r-1")]
+    assert (books.used, books.accounts.context_of["shop"], books.accounts.open_of["shop"]) == (
+        (0, 0, 0),
+        0,
+        1,
+    )
+    sinks[0].tokens((1, 2), ())
+    sinks[0].tokens((3,), ())
+    sinks[1].tokens((4,), ())
+    assert (books.used, books.accounts.context_of["shop"]) == ((20, 0, 4), 24)
+    sinks[0].ended(RequestCompleted("stop", Usage(10, 3, 4)))
+    assert (books.used, books.accounts.context_of["shop"]) == ((20, 4, 4), 11)
+    sinks[1].ended(RequestAborted())
+    books.accounts.close(account)
+    assert (books.accounts.context_of["shop"], books.accounts.open_of["shop"]) == (0, 0)
 
 
 def test_what_was_not_served_is_given_back_and_not_counted() -> None:

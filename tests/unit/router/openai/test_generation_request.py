@@ -12,7 +12,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.openai.answers.resumable_streams import AskedStream, Resuming
-from router.openai.completions import CompletionEndpoint
+from router.openai.completions import Arrival, CompletionEndpoint
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.states import Endpoint
 from router.openai.generation_request import GenerationRequest, RequestReader
@@ -61,7 +61,7 @@ def test_a_request_that_is_tokenized_holds_nothing_of_its_body(
     body = bytearray(json.dumps({"model": MODEL, "stop": ["x"]} | fields).encode())
     scope = scope_of(headers=[(b"idempotency-key", b"k")], path="/")
     asked = AskedStream(serving.resuming, scope, "")
-    kept = endpoint._wanted("r", "somebody", body, 256, asked)
+    kept = endpoint._wanted(Arrival("r", "somebody", 1.0, 2.0), body, 256, asked)
     body.clear()  # raises BufferError while anything refers to its bytes
     assert [stop.stop for stop in kept.options.text.stops] == ["x"]
     assert kept.requests[0].token_ids

@@ -93,7 +93,7 @@ def test_no_tenant_may_take_the_last_share_of_the_queue() -> None:
     assert (outcome.status, outcome.code) == (429, "tenant_queue_full")
     world.submit(of("small", "s"))
     assert world.outcome("s") is None
-    assert world.core.counters.tenant_refusals["tenant_queue_full"] == 1
+    assert world.core.counters.rejections["tenant_queue_full"] == 1
 
 
 def test_no_tenant_may_take_the_last_share_of_what_prefill_workers_are_given() -> None:
@@ -147,7 +147,7 @@ def test_tokens_per_minute_answer_429_with_the_time_until_they_are_back() -> Non
     world.wait(11.0)
     world.submit(of("a", "a3", prompt=(1,) * 20))
     assert world.outcome("a3") is None
-    assert world.core.counters.tenant_refusals["tokens_per_minute"] == 1
+    assert world.core.counters.rejections["tokens_per_minute"] == 1
 
 
 def test_output_is_counted_when_it_comes_and_its_debt_is_repaid_first() -> None:

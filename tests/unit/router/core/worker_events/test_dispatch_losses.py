@@ -169,7 +169,7 @@ def test_pages_whose_lease_has_ended_mean_a_new_attempt_on_another_decode_pod() 
     assert world.sent(Cancel) == [("p0", Cancel("r", 1))]
     world.prefilled("p0", "r", 11, attempt=2, index=1)
     assert world.placed(Decode, "r") == "d1"
-    assert world.core.counters.stale_batons == {"stale": 1}
+    assert +world.core.counters.stale_batons == {"stale": 1}
 
 
 def test_a_retracted_request_without_pages_is_recomputed_and_counts_no_loss() -> None:

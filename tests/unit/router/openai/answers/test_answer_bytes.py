@@ -125,7 +125,7 @@ class FourLetters(TokenBytes):
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(0, 20))
 def test_no_less_is_reckoned_of_an_output_than_is_held(tokens: int, choices: int, likeliest: int) -> None:
     asked = replace(NOTHING, choices=choices, output_tokens=tokens, likeliest=likeliest)
-    budget = ByteBudget(MIB, "full")
+    budget = ByteBudget(MIB, "full", "bytes")
     with budget.hold("a") as holding:
         kept = KeptAnswer((), likeliest, HeldBytes(holding, asked, MIB))
         for at in range(tokens):
@@ -151,7 +151,7 @@ def test_an_answer_beyond_what_one_may_hold_is_refused_by_its_fields_and_figures
 def test_an_output_without_a_limit_is_reckoned_as_a_usual_one_and_counted_as_it_comes() -> None:
     unlimited = replace(NOTHING, likeliest=20, output_tokens=120_000, limited=False)
     unlimited.check(32 * MIB)
-    budget = ByteBudget(8 * MIB, "full")
+    budget = ByteBudget(8 * MIB, "full", "bytes")
     with budget.hold("a") as holding:
         held = HeldBytes(holding, unlimited, 2 * MIB)
         before = budget.held_bytes
@@ -166,7 +166,7 @@ def test_an_output_without_a_limit_is_reckoned_as_a_usual_one_and_counted_as_it_
 
 
 def test_a_short_answer_is_served_however_full_the_budget_is() -> None:
-    budget = ByteBudget(MIB, "full")
+    budget = ByteBudget(MIB, "full", "bytes")
     with budget.hold("a") as others, budget.hold("b") as more, budget.hold("c") as holding:
         others.add(MIB // 2)
         more.add(MIB // 2)
@@ -178,7 +178,7 @@ def test_a_short_answer_is_served_however_full_the_budget_is() -> None:
 
 
 def test_what_an_answer_repeats_of_its_request_counts_beside_what_comes() -> None:
-    budget = ByteBudget(8 * MIB, "full")
+    budget = ByteBudget(8 * MIB, "full", "bytes")
     with budget.hold("a") as holding:
         held = HeldBytes(holding, replace(NOTHING, repeated_bytes=MIB), 2 * MIB)
         assert MIB <= budget.held_bytes + FREE_BYTES <= MIB + STEP_BYTES

@@ -58,7 +58,7 @@ def written(answer: ClockedStream, had: int, monkeypatch: pytest.MonkeyPatch) ->
 
     async def write() -> None:
         monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: answer.now)
-        with ByteBudget(1 << 20, "full").hold("tenant") as holding:
+        with ByteBudget(1 << 20, "full", "bytes").hold("tenant") as holding:
             asked = AskedAnswer(
                 prompts=[1],
                 choices=1,
@@ -73,7 +73,7 @@ def written(answer: ClockedStream, had: int, monkeypatch: pytest.MonkeyPatch) ->
             )
             writer = AnswerWriter(
                 RouterConfig(served_model_name="m", keepalive_seconds=KEEPALIVE),
-                RequestContext(NoConnection(), "r"),
+                RequestContext(NoConnection(), rid="r"),
                 CompletionObjects(
                     ObjectHead(
                         answer_id="a", created=0, model="m", system_fingerprint=None, chunk_usage=False

@@ -48,7 +48,7 @@ def test_what_an_error_quotes_is_the_clients() -> None:
 
 
 def test_an_error_keeps_all_that_it_has() -> None:
-    sent = OverloadedError("stop", retry_after_seconds=31)
+    sent = OverloadedError("stop", "bytes", retry_after_seconds=31)
     sent.param = "stop"
     words: dict[Endpoint, str] = {"messages": "stop_sequences", "responses": "stop"}
     for endpoint, word in words.items():
