@@ -55,6 +55,9 @@
 {{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
 {{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
 {{- end -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- fail "monitoring.podMonitor.enabled, but networkPolicy.metricsFrom is empty: name the pods or the namespace of Prometheus there, or it could reach no pod" -}}
+{{- end -}}
 {{- $clients := .Values.networkPolicy.clientsFrom -}}
 {{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
 {{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits no address, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}} is every IPv4 address)" .Values.router.service.type) -}}
