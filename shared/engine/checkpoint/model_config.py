@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
 SUPPORTED_ARCHITECTURES = (*FAMILIES, *TEXT_HALVES)
+# Fields of a `ModelConfig` that version 0.1.0 had not: a new one is added here, and says nothing by its default.
+_LATER_FIELDS = ("experts", "sinks", "quantization")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,19 @@ class ModelConfig:
     quantization: Quantization | None = None  # of the linears in layers
     # Rows of embedding and head on this rank, see `shared.engine.parallel`; 0: all. Not part of what a model is.
     vocab_held: int = field(default=0, repr=False)
+
+    @property
+    def canonical(self) -> str:
+        """What a fingerprint hashes of it: the same text in each version of Segue that computes the same model.
+
+        A stream goes on only on workers of one fingerprint. A field that came later, and says nothing of this model, is
+        not told: else all streams were lost in a roll from a version without it.
+        """
+        told = {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+        for name in _LATER_FIELDS:
+            if not (any(told[name]) if isinstance(told[name], tuple) else told[name]):
+                del told[name]
+        return f"ModelConfig({', '.join(f'{name}={value!r}' for name, value in told.items())})"
 
     @property
     def parameters(self) -> int:

@@ -49,6 +49,11 @@ class FallbackConfig:
     parameters: int  # numbers in its weights
     digest: str  # of config.json
 
+    @property
+    def canonical(self) -> str:
+        """What a fingerprint hashes of it, as of a `ModelConfig`."""
+        return repr(self)
+
 
 def read_fallback_config(folder: Path) -> FallbackConfig:
     """The `FallbackConfig` of a model folder; `ModelError` names what is unsupported, missing or malformed."""

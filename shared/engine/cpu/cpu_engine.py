@@ -86,7 +86,7 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
         cache=cache,
         config=shape,
         limits=limits,
-        model_fingerprint=model_fingerprint(folder, shape, dtypes.weights),
+        model_fingerprint=model_fingerprint(folder, shape.canonical, dtypes.weights),
         kv_format=kv_format(shape, config.page_size, dtypes.kv),
         dtype=dtype_name(dtypes.weights),
         determinism=f"{kernels.determinism},{_numbers(shape, dtypes.weights)},kv-{kv},{library_version()}",

@@ -70,7 +70,7 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
             shape.vocab_size,
             config.extend_tokens,
         ),
-        model_fingerprint=model_fingerprint(folder, shape, dtypes.weights),
+        model_fingerprint=model_fingerprint(folder, shape.canonical, dtypes.weights),
         kv_format=kv_format(shape, config.page_size, dtypes.kv, cache.layout),
         dtype=dtype_name(dtypes.weights),
         determinism=f"{platform.determinism},{kinds},{library_version()}",

@@ -154,15 +154,18 @@ def weight_files(folder: Path) -> list[Path]:
     return paths
 
 
-def model_fingerprint(folder: Path, config: object, dtype: torch.dtype) -> str:
+def model_fingerprint(folder: Path, shape: str, dtype: torch.dtype) -> str:
     """Hash of weights, shapes, dtype and tokenizer: a running request may be recomputed only where it is equal.
+
+    `shape` is the canonical text of the model's config. Workers of two versions serve side by side while they are
+    rolled, so what is hashed changes only where what is computed does.
 
     Of each weights file the header (names, shapes, dtypes), the size and 4 KiB in every 64 KiB are hashed: two models
     differ nearly everywhere, and to read all of a large one would take as long as loading it. A change of a few bytes
     between samples goes unnoticed: the hash distinguishes versions, it does not authenticate.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((config, dtype)).encode())
+    digest.update(f"({shape}, {dtype!r})".encode())
     digest.update(samples_of(folder))
     for name in _TOKENIZER_FILES:
         if (folder / name).exists():
