@@ -55,7 +55,7 @@ def test_unpacked_experts_are_the_references_bit_for_bit(gpu: torch.device, kind
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("kind", ["mxfp4", "fp8 by blocks"])
+@pytest.mark.parametrize("kind", ["mxfp4", "fp8 by blocks", "int4 by 32"])
 def test_packed_experts_as_a_graph_follow_each_step_s_choice(
     platform: Platform, kind: str, rows: int
 ) -> None:

@@ -25,8 +25,14 @@ from shared.engine.checkpoint.experts_config import (
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
 from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
 from shared.engine.checkpoint.text_half import TEXT_HALVES, text_half
-from shared.engine.quantized.formats import IN_LAYERS, Quantization, check_sizes, read_quantization
-from shared.engine.quantized.fp8_formats import EXPERTS_STEP, Fp8Format
+from shared.engine.quantized.formats import (
+    IN_LAYERS,
+    Quantization,
+    WeightFormat,
+    check_sizes,
+    read_quantization,
+)
+from shared.engine.quantized.fp8_formats import EXPERTS_STEP
 from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
@@ -162,8 +168,8 @@ class ModelConfig:
         kept = form.expert_bytes(2 * inner, hidden, inner, inner) + form.expert_bytes(hidden, inner, hidden)
         return numbers * itemsize - count * kept
 
-    def experts_format(self, prefix: str, experts: ExpertsConfig) -> Fp8Format | None:
-        """How experts below this prefix, `model.layers.0.mlp.experts`, are stored in 8 bits and kept; None: not so."""
+    def experts_format(self, prefix: str, experts: ExpertsConfig) -> WeightFormat | None:
+        """How experts below this prefix, `model.layers.0.mlp.experts`, are quantized and kept; None: in 16 bits."""
         quantization, names = self.quantization, experts.names
         if quantization is None or experts.storage is not Storage.SEPARATE:
             return None
@@ -172,7 +178,7 @@ class ModelConfig:
         first, *others = (
             quantization.format_of(f"{prefix}.0.{name}") for name in (names.gate, names.up, names.down)
         )
-        return first if isinstance(first, Fp8Format) and all(each == first for each in others) else None
+        return first if all(each == first for each in others) else None
 
     def linears(self) -> Iterator[list[tuple[str, int, int]]]:
         """Linears in layers as files have them, by what is computed as one: name, outputs, inputs of each.
@@ -202,14 +208,21 @@ class ModelConfig:
             for group in (*groups, *mlp):
                 yield [(f"{IN_LAYERS}{layer}.{name}", outputs, inputs) for name, outputs, inputs in group]
 
+    def first_experts(self) -> Iterator[list[tuple[str, int, int]]]:
+        """Linears of each layer's first expert, which stand for all: name, outputs, inputs of each."""
+        for layer, experts in enumerate(self.experts):
+            if experts is not None and experts.storage is Storage.SEPARATE:
+                names, prefix = experts.names, f"{_experts_prefix(layer, experts)}.0"
+                hidden, inner = self.hidden_size, experts.inner
+                yield [(f"{prefix}.{names.gate}", inner, hidden), (f"{prefix}.{names.up}", inner, hidden)]
+                yield [(f"{prefix}.{names.down}", hidden, inner)]
+
     def expert_linears(self) -> Iterator[list[str]]:
         """Routers, and linears of each layer's first expert, which stand for all; by what is stored in one format."""
         for layer, experts in enumerate(self.experts):
             if experts is not None and experts.storage is Storage.SEPARATE:
-                names, prefix = experts.names, f"{IN_LAYERS}{layer}.{experts.names.block}"
-                yield [f"{prefix}.{names.router}"]
-                yield [f"{prefix}.experts.0.{names.gate}", f"{prefix}.experts.0.{names.up}"]
-                yield [f"{prefix}.experts.0.{names.down}"]
+                yield [f"{IN_LAYERS}{layer}.{experts.names.block}.{experts.names.router}"]
+        yield from ([name for name, _, _ in group] for group in self.first_experts())
 
     def at_context(self, context_len: int) -> ModelConfig:
         """The model in an engine whose longest request has so many tokens: longrope rotates by that."""
@@ -288,7 +301,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
     names = [*([name for name, _, _ in group] for group in model.linears()), *model.expert_linears()]
     quantization = read_quantization(config, names)
     if quantization is not None:
-        check_sizes(quantization, model.linears())
+        check_sizes(quantization, (*model.linears(), *model.first_experts()))
     return replace(model, quantization=quantization)
 
 

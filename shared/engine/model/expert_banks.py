@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,9 +10,9 @@ from torch import Tensor
 from shared.engine.checkpoint.experts_config import ExpertsConfig, Storage
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Bank, ExpertBank, PackedBank
-from shared.engine.quantized import fp8, mxfp4
-from shared.engine.quantized.fp8 import Fp8Weight
+from shared.engine.quantized import fp8, int4_packings, mxfp4
 from shared.engine.quantized.fp8_formats import Fp8Format
+from shared.engine.quantized.int4_formats import Int4Format
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
 from shared.engine.weight_source import WeightSource
 from shared.primitives.errors import ModelError
@@ -32,7 +32,10 @@ def read_bank(
     if experts.storage is Storage.STACKED:
         return _stacked(weights.source, prefix, experts, hidden, dtype)
     if form := weights.experts_format(prefix, experts):
-        gate_up, down = _fp8(weights.source, form, prefix, experts, hidden)
+        if isinstance(form, Fp8Format):
+            gate_up, down = _fp8(weights.source, form, prefix, experts, hidden)
+        else:
+            gate_up, down = _int4(weights.source, form, prefix, experts, hidden)
         return PackedBank(gate_up, down, dtype)
     return _separate(weights, prefix, experts, hidden, dtype)
 
@@ -40,16 +43,12 @@ def read_bank(
 def _separate(
     weights: DecoderWeights, prefix: str, experts: ExpertsConfig, hidden: int, dtype: torch.dtype
 ) -> ExpertBank:
-    count, inner, names = experts.routing.experts, experts.inner, experts.names
+    count, inner = experts.routing.experts, experts.inner
     bank: ExpertBank | None = None
     for number in range(count):
         gate, up, down = (
-            weights.dequantized(f"{prefix}.{number}.{name}", *shape, dtype)
-            for name, shape in (
-                (names.gate, (inner, hidden)),
-                (names.up, (inner, hidden)),
-                (names.down, (hidden, inner)),
-            )
+            weights.dequantized(full, *shape, dtype)
+            for full, shape in _linears(f"{prefix}.{number}", experts, hidden)
         )
         if bank is None:  # on the device of what was read
             bank = ExpertBank(gate.new_empty(count, 2 * inner, hidden), gate.new_empty(count, hidden, inner))
@@ -107,27 +106,56 @@ def _fp8(
 
     `ModelError` for a code that is no number: kernels take it for 480.
     """
-    names, inner = experts.names, experts.inner
-    gate_up, down = (
-        _Fp8Rows(experts.routing.experts, form.scale_rows(inner, inner)),
-        _Fp8Rows(experts.routing.experts, form.scale_rows(hidden)),
-    )
+    inner = experts.inner
+    rows, rows_down = form.scale_rows(inner, inner), form.scale_rows(hidden)
+    gate_up, down = _Stack(experts.routing.experts), _Stack(experts.routing.experts)
     damaged: dict[str, Tensor] = {}
     for number in range(experts.routing.experts):
         taken = {
             full: fp8.take(source, form, full, *shape)
-            for full, shape in (
-                (f"{prefix}.{number}.{names.gate}", (inner, hidden)),
-                (f"{prefix}.{number}.{names.up}", (inner, hidden)),
-                (f"{prefix}.{number}.{names.down}", (hidden, inner)),
-            )
+            for full, shape in _linears(f"{prefix}.{number}", experts, hidden)
         }
         damaged |= {full: weight.has_nan() for full, weight in taken.items()}
         gate, up, last = taken.values()
-        gate_up.put(number, [gate, up])
-        down.put(number, [last])
+        scales = torch.cat([gate.scales[::rows], up.scales[::rows]])
+        gate_up.put(number, torch.cat([gate.values, up.values]), scales)
+        down.put(number, last.values, last.scales[::rows_down])
     _require_numbers(damaged)
-    return gate_up.matrices(), down.matrices()
+    return _fp8_matrices(rows, *gate_up.tensors), _fp8_matrices(rows_down, *down.tensors)
+
+
+def _fp8_matrices(scale_rows: int, values: Tensor, scales: Tensor) -> PackedMatrices:
+    return PackedMatrices(PackedFormat.FP8, values, scales, scale_rows)
+
+
+def _int4(
+    source: WeightSource, form: Int4Format, prefix: str, experts: ExpertsConfig, hidden: int
+) -> tuple[PackedMatrices, PackedMatrices]:
+    """Gate and up, and down."""
+    gate_up, down = _Stack(experts.routing.experts), _Stack(experts.routing.experts)
+    for number in range(experts.routing.experts):
+        gate, up, last = (
+            int4_packings.take(source, form, full, *shape)
+            for full, shape in _linears(f"{prefix}.{number}", experts, hidden)
+        )
+        both = int4_packings.joined([gate, up])
+        gate_up.put(number, both.values, both.scales, both.zeros)
+        down.put(number, last.values, last.scales, last.zeros)
+    return _int4_matrices(*gate_up.tensors), _int4_matrices(*down.tensors)
+
+
+def _int4_matrices(values: Tensor, scales: Tensor, zeros: Tensor) -> PackedMatrices:
+    return PackedMatrices(PackedFormat.INT4, values, scales, zeros=zeros)
+
+
+def _linears(prefix: str, experts: ExpertsConfig, hidden: int) -> list[tuple[str, tuple[int, int]]]:
+    """Gate, up and down of one expert: names, outputs and inputs."""
+    names, inner = experts.names, experts.inner
+    return [
+        (f"{prefix}.{names.gate}", (inner, hidden)),
+        (f"{prefix}.{names.up}", (inner, hidden)),
+        (f"{prefix}.{names.down}", (hidden, inner)),
+    ]
 
 
 def _require_numbers(damaged: Mapping[str, Tensor]) -> None:
@@ -141,28 +169,19 @@ def _require_numbers(damaged: Mapping[str, Tensor]) -> None:
             )
 
 
-class _Fp8Rows:
-    """Puts matrices in 8 bits behind each other."""
+class _Stack:
+    """Puts the tensors of each expert behind each other, in memory that is taken once."""
 
-    def __init__(self, count: int, scale_rows: int) -> None:
-        self._count, self._scale_rows = count, scale_rows
-        self._kept: tuple[Tensor, Tensor] | None = None
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.tensors: list[Tensor] = []  # [experts, …]
 
-    def put(self, number: int, parts: Sequence[Fp8Weight]) -> None:
-        """The matrix of this number, in parts."""
-        values = torch.cat([part.values for part in parts])
-        scales = torch.cat([part.scales[:: self._scale_rows] for part in parts])
-        if self._kept is None:  # on the device of what was read
-            self._kept = (
-                values.new_empty(self._count, *values.shape),
-                scales.new_empty(self._count, *scales.shape),
-            )
-        self._kept[0][number], self._kept[1][number] = values, scales
-
-    def matrices(self) -> PackedMatrices:
-        """All of them."""
-        assert self._kept is not None, "a routing has experts"
-        return PackedMatrices(PackedFormat.FP8, *self._kept, self._scale_rows)
+    def put(self, number: int, *parts: Tensor) -> None:
+        """Keep what the expert of this number has."""
+        if not self.tensors:  # on the device of what was read
+            self.tensors = [part.new_empty(self._count, *part.shape) for part in parts]
+        for whole, part in zip(self.tensors, parts, strict=True):
+            whole[number] = part
 
 
 def _gate_first(in_turns: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.formats import WeightFormat
-from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.linears import NarrowWeight, dequantized, joined, take
 from shared.engine.weight_source import Part, WeightSource
 
@@ -45,7 +44,7 @@ class DecoderWeights:
             return None
         return quantization.format_of(self._stored(names, [0] * len(names))[0][0])
 
-    def experts_format(self, prefix: str, experts: ExpertsConfig) -> Fp8Format | None:
+    def experts_format(self, prefix: str, experts: ExpertsConfig) -> WeightFormat | None:
         """See `ModelConfig`."""
         return self._config.experts_format(prefix, experts)
 

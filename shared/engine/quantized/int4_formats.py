@@ -26,6 +26,7 @@ SMALLEST_GROUP = GROUPS[0]
 WORD = 8  # numbers in an int32
 _CHANNEL = -1
 _GROUP_BYTES = 2 + 2  # a scale and a zero in 16 bits
+_EXPERT_GROUP_BYTES = 4 + 1
 _ROUTERS = (r"re:.*\.gate$", r"re:.*\.router$")
 
 
@@ -63,6 +64,10 @@ class Int4Format:
     def kept_bytes(self, outputs: int, inputs: int) -> int:
         """Bytes of a weight with its scales and zeros while it is computed with."""
         return outputs * inputs // 2 + outputs * (inputs // self.kept_group(inputs)) * _GROUP_BYTES
+
+    def expert_bytes(self, outputs: int, inputs: int, *_parts: int) -> int:
+        """Bytes of a matrix of an expert: scales stay in 32 bits, zeros in 8."""
+        return outputs * inputs // 2 + outputs * (inputs // self.kept_group(inputs)) * _EXPERT_GROUP_BYTES
 
     def check(self, name: str, outputs: int, inputs: int) -> None:
         """Raise `ModelError` for a linear [outputs, inputs] that groups or words do not divide."""

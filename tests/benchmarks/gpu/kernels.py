@@ -225,6 +225,7 @@ PACKED = {  # experts, of a token, hidden, inner, format
     "gpt-oss-20b": (32, 4, 2880, 2880, PackedFormat.MXFP4),
     "gpt-oss-120b": (128, 4, 2880, 2880, PackedFormat.MXFP4),
     "Qwen3-30B-A3B": (EXPERTS, CHOSEN, HIDDEN, INNER, PackedFormat.FP8),
+    "Qwen3-30B-A3B, int4": (EXPERTS, CHOSEN, HIDDEN, INNER, PackedFormat.INT4),
 }
 
 
@@ -237,6 +238,10 @@ def packed_matrices(packing: PackedFormat, experts: int, outputs: int, inputs: i
         return PackedMatrices(
             packing, values, torch.ones(experts, outputs // BLOCK, inputs // BLOCK, device="cuda"), BLOCK
         )
+    if packing is PackedFormat.INT4:
+        values = torch.randint(0, 256, (experts, outputs, inputs // 2), dtype=torch.uint8, device="cuda")
+        scales = torch.ones(experts, outputs, inputs // BLOCK, device="cuda")
+        return PackedMatrices(packing, values, scales, zeros=torch.full_like(scales, 8, dtype=torch.uint8))
     values, scales = (
         torch.randint(0, 127, (experts, outputs, inputs // numbers), dtype=torch.uint8, device="cuda")
         for numbers in (2, 32)
@@ -261,9 +266,7 @@ def experts() -> None:
             of_token = torch.rand(tokens, count, device="cuda").topk(chosen).indices
             weights = torch.rand(tokens, chosen, device="cuda")
             touched = len(set(of_token.flatten().tolist()))
-            size = touched * sum(
-                part[0].nbytes for each in (bank.gate_up, bank.down) for part in (each.values, each.scales)
-            )
+            size = touched * sum(each.nbytes // count for each in (bank.gate_up, bank.down))
             own, unpacked = (
                 microseconds(lambda _, made=made, given=(x, of_token, weights): made(*given), 10)  # type: ignore[misc]
                 for made in (few, many)

@@ -6,9 +6,10 @@
 // nothing but the shape of the weight: a row's bits are the same in any batch. Which expert a row chose is read on the
 // device alone, and blocks are as many as the worst choice needs; those left over end at once.
 //
-// Two formats. MXFP4: 16 bytes of 32 numbers and a power of two. FP8 (e4m3): a float32 scale for 128 inputs or for all,
-// of so many outputs. A scale of MXFP4 is multiplied with each number, which is exact; one of FP8 with the sum of 128
-// products.
+// Three formats. MXFP4: 16 bytes of 32 numbers and a power of two. FP8 (e4m3): a float32 scale for 128 inputs or for all,
+// of so many outputs. INT4: numbers whose groups have a scale and a zero. A scale of MXFP4 is multiplied with each number,
+// which is exact; one of FP8 with the sum of 128 products; of INT4 each weight is rounded to bfloat16 once, as those of
+// linears are (shared/engine/quantized/int4.py).
 
 #include "numbers16.cuh"
 #include "overlap.cuh"
@@ -47,21 +48,29 @@ __device__ static inline Words4 load_row(const BFloat16* from) {
   return *reinterpret_cast<const Words4*>(from);
 }
 
-// Two numbers of bfloat16, each times its factor.
-__device__ static inline unsigned times(unsigned pair, unsigned factors) {
+// What two numbers of bfloat16 are multiplied with, and what is added.
+struct Factors {
+  unsigned by, plus;
+};
+
+#define NOTHING 0x80008000u  // twice -0, which added changes no sign
+#define TWICE 0x00010001u    // a number of 16 bits times this stands in both halves
+
+// Two numbers of bfloat16, each times its factor and plus its addend, rounded once.
+__device__ static inline unsigned times(unsigned pair, Factors factors) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  unsigned product;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(product) : "r"(pair), "r"(factors), "r"(0x80008000u));
-  return product;
+  unsigned found;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(found) : "r"(pair), "r"(factors.by), "r"(factors.plus));
+  return found;
 #else
-  unsigned product = 0;
+  unsigned found = 0;
   for (int half = 0; half < 32; half += 16) {
-    const BFloat16 a = {(u16)(pair >> half)}, b = {(u16)(factors >> half)};
+    const BFloat16 a = {(u16)(pair >> half)}, b = {(u16)(factors.by >> half)}, c = {(u16)(factors.plus >> half)};
     BFloat16 both;
-    narrow(wide(a) * wide(b), both);
-    product |= (unsigned)both.bits << half;
+    narrow(wide(a) * wide(b) + wide(c), both);  // numbers of 4 bits times 8: exact in float32, and so are such sums
+    found |= (unsigned)both.bits << half;
   }
-  return product;
+  return found;
 #endif
 }
 
@@ -94,42 +103,13 @@ __device__ static inline void multiply_add(float (&sums)[4], const unsigned (&a)
 #endif
 }
 
-// ---- formats: a chunk of a row of a weight, and what its numbers are ------------------------------------------------
-// A quarter of a chunk, eight numbers in order, becomes four pairs: (0, 4), (1, 5), (2, 6), (3, 7).
-
-struct Mxfp4 {
-  static const int BYTES = 16, AHEAD = 2;
-  static const bool SCALED_SUMS = false;
-  // Scales are powers of two from 2^-127 on; a factor is one divided by 2^20, times the 2^126 that bits of exponents
-  // lack when they are moved: 148 is the largest that bfloat16 holds so. Sums get the 2^20 at last.
-  static __device__ float last() { return 1048576.0f; }
-  static __device__ unsigned factors(const u8* scales, i64 place) {
-    return (unsigned)(scales[place] + 106) * 0x00800080u;
-  }
-  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, unsigned factors) {
-    const unsigned codes = chunk[0].of[quarter] << (12 - 4 * i);
-    return times((codes & 0x80008000u) | ((codes >> 6) & 0x01c001c0u), factors);
-  }
-};
-
-struct Fp8 {
-  static const int BYTES = 32, AHEAD = 1;
-  static const bool SCALED_SUMS = true;
-  static __device__ float last() { return 1.0f; }
-  static __device__ unsigned factors(const u8*, i64) { return 0x7b807b80u; }  // 2^120, which exponents lack
-  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, unsigned factors) {
-    const unsigned* words = chunk[quarter / 2].of + quarter % 2 * 2;
-    const unsigned codes = bytes_of(words[0], words[1], 0x4000u + 0x1010u * i);
-    return times((codes & 0x80008000u) | ((codes >> 4) & 0x07f007f0u), factors);
-  }
-};
-
 // The weights of all experts of a layer: values [experts, outputs, inputs], packed. MXFP4: scales [experts, outputs,
 // inputs / 32] of bytes. FP8: scales [experts, ⌈outputs / scale_rows⌉, scale_columns] of float32, where scale_columns is
-// 1 or ⌈inputs / 128⌉.
+// 1 or ⌈inputs / 128⌉. INT4: scales [experts, outputs, scale_columns] of float32, and as many zeros of bytes.
 struct Bank {
   const u8* values;
   const void* scales;
+  const u8* zeros;
   int scale_rows, scale_columns;
   int inputs, outputs;
 };
@@ -139,6 +119,64 @@ __device__ static inline float scale_of(const Bank& bank, int expert, int output
   const i64 row = expert * rows + output / bank.scale_rows;
   return ((const float*)bank.scales)[row * bank.scale_columns + (bank.scale_columns > 1 ? span : 0)];
 }
+
+// ---- formats: a chunk of a row of a weight, and what its numbers are ------------------------------------------------
+// A quarter of a chunk, eight numbers in order, becomes four pairs: (0, 4), (1, 5), (2, 6), (3, 7).
+
+struct Mxfp4 {
+  static const int BYTES = 16, AHEAD = 2;
+  static const bool SCALED_SUMS = false;
+  // Scales are powers of two from 2^-127 on; a factor is one divided by 2^20, times the 2^126 that bits of exponents
+  // lack when they are moved: 148 is the largest that bfloat16 holds so. Sums get the 2^20 at last.
+  static __device__ float last() { return 1048576.0f; }
+  static __device__ int scales_a_row(const Bank& bank) { return bank.inputs / CHUNK; }
+  static __device__ int chunks_a_scale_log2(const Bank&) { return 0; }
+  static __device__ Factors factors(const Bank& bank, i64 place) {
+    return {(unsigned)(((const u8*)bank.scales)[place] + 106) * 0x00800080u, NOTHING};
+  }
+  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
+    const unsigned codes = chunk[0].of[quarter] << (12 - 4 * i);
+    return times((codes & 0x80008000u) | ((codes >> 6) & 0x01c001c0u), factors);
+  }
+};
+
+struct Fp8 {
+  static const int BYTES = 32, AHEAD = 1;
+  static const bool SCALED_SUMS = true;
+  static __device__ float last() { return 1.0f; }
+  static __device__ int scales_a_row(const Bank&) { return 0; }
+  static __device__ int chunks_a_scale_log2(const Bank&) { return 0; }
+  static __device__ Factors factors(const Bank&, i64) { return {0x7b807b80u, NOTHING}; }  // 2^120, which exponents lack
+  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
+    const unsigned* words = chunk[quarter / 2].of + quarter % 2 * 2;
+    const unsigned codes = bytes_of(words[0], words[1], 0x4000u + 0x1010u * i);
+    return times((codes & 0x80008000u) | ((codes >> 4) & 0x07f007f0u), factors);
+  }
+};
+
+// A weight is (number - 8) * scale + zero: scale and zero are rounded to bfloat16, and their sum once more.
+struct Int4 {
+  static const int BYTES = 16, AHEAD = 2;
+  static const bool SCALED_SUMS = false;
+  static __device__ float last() { return 1.0f; }
+  static __device__ int scales_a_row(const Bank& bank) { return bank.scale_columns; }
+  static __device__ int chunks_a_scale_log2(const Bank& bank) {
+    int log2 = 0;
+    while (bank.scale_columns << log2 < bank.inputs / CHUNK) ++log2;
+    return log2;
+  }
+  static __device__ Factors factors(const Bank& bank, i64 place) {
+    BFloat16 scale, zero;
+    narrow(((const float*)bank.scales)[place], scale);
+    narrow((float)(8 - bank.zeros[place]) * wide(scale), zero);
+    return {scale.bits * TWICE, zero.bits * TWICE};
+  }
+  // The first of two numbers lies in the upper half of its byte. 128 and a number of 4 bits are bits of bfloat16.
+  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
+    const unsigned numbers = chunk[0].of[quarter] >> 4 * (i ^ 1) & 0x000f000fu;
+    return times(times(numbers | 0x43004300u, {0x3f803f80u, 0xc308c308u}), factors);  // less 136
+  }
+};
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
@@ -169,13 +207,14 @@ __device__ static inline void multiply(const BFloat16* x, i64 x_stride, int chos
       const int output = first_output + side * SIDE + half * 8 + row_of_lane;
       const i64 row = (i64)expert * bank.outputs + (output < bank.outputs ? output : 0);
       values_of[side][half] = bank.values + row * chunks * Format::BYTES;
-      scales_of[side][half] = row * chunks;
+      scales_of[side][half] = row * Format::scales_a_row(bank);
     }
+  const int chunks_a_scale = Format::chunks_a_scale_log2(bank);
   float sums[SIDES][COLUMNS][4] = {};
   for (int begin = 0; begin * LANES_A_ROW < chunks; begin += WARPS * Format::AHEAD) {
     // What lies behind the end is read at the beginning, and x is zero there.
     Words4 read[Format::AHEAD][SIDES][2][Format::BYTES / 16];
-    unsigned factors[Format::AHEAD][SIDES][2];
+    Factors factors[Format::AHEAD][SIDES][2];
     int at[Format::AHEAD];
     unsigned mask[Format::AHEAD];  // not a branch, in which lanes would part before a product of all
 #pragma unroll
@@ -197,7 +236,7 @@ __device__ static inline void multiply(const BFloat16* x, i64 x_stride, int chos
       for (int side = 0; side < SIDES; ++side)
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-          factors[ahead][side][half] = Format::factors((const u8*)bank.scales, scales_of[side][half] + at[ahead]);
+          factors[ahead][side][half] = Format::factors(bank, scales_of[side][half] + (at[ahead] >> chunks_a_scale));
 #pragma unroll
     for (int ahead = 0; ahead < Format::AHEAD; ++ahead) {
       float of_span[SIDES][COLUMNS][4] = {};
@@ -264,9 +303,9 @@ __device__ static inline void multiply(const BFloat16* x, i64 x_stride, int chos
 #define MULTIPLY(NAME, FORMAT, COLUMNS)                                                                              \
   extern "C" __global__ __launch_bounds__(128, COLUMNS > 2 ? 2 : 3) void NAME(                                        \
       const BFloat16* x, i64 x_stride, int chosen, const int* order, const int* tiles, const u8* values,              \
-      const void* scales, int scale_rows, int scale_columns, const BFloat16* bias, int inputs, int outputs,           \
-      BFloat16* y) {                                                                                                  \
-    const Bank bank = {values, scales, scale_rows, scale_columns, inputs, outputs};                                   \
+      const void* scales, const u8* zeros, int scale_rows, int scale_columns, const BFloat16* bias, int inputs,       \
+      int outputs, BFloat16* y) {                                                                                     \
+    const Bank bank = {values, scales, zeros, scale_rows, scale_columns, inputs, outputs};                            \
     multiply<FORMAT, COLUMNS>(x, x_stride, chosen, order, tiles, bank, bias, y);                                      \
   }
 
@@ -276,6 +315,9 @@ MULTIPLY(multiply_mxfp4_32, Mxfp4, 4)
 MULTIPLY(multiply_fp8_8, Fp8, 1)
 MULTIPLY(multiply_fp8_16, Fp8, 2)
 MULTIPLY(multiply_fp8_32, Fp8, 4)
+MULTIPLY(multiply_int4_8, Int4, 1)
+MULTIPLY(multiply_int4_16, Int4, 2)
+MULTIPLY(multiply_int4_32, Int4, 4)
 
 // ---- rows by expert -------------------------------------------------------------------------------------------------
 
@@ -340,11 +382,12 @@ __device__ static inline void unpack(Bank bank, int first, int rows, i64 all, BF
   const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= all) return;
   const int chunks = bank.inputs / CHUNK, chunk = at % chunks, row = at / chunks % rows, expert = at / chunks / rows;
-  const i64 place = ((i64)expert * bank.outputs + first + row) * chunks + chunk;
+  const i64 own = (i64)expert * bank.outputs + first + row, place = own * chunks + chunk;
   Words4 read[Format::BYTES / 16];
 #pragma unroll
   for (int i = 0; i < Format::BYTES / 16; ++i) read[i] = load_packed(bank.values + place * Format::BYTES + 16 * i);
-  const unsigned factors = Format::factors((const u8*)bank.scales, place);
+  const Factors factors =
+      Format::factors(bank, own * Format::scales_a_row(bank) + (chunk >> Format::chunks_a_scale_log2(bank)));
   const float scale =
       Format::SCALED_SUMS ? scale_of(bank, expert, first + row, chunk / LANES_A_ROW) : Format::last();
 #pragma unroll
@@ -362,11 +405,13 @@ __device__ static inline void unpack(Bank bank, int first, int rows, i64 all, BF
 }
 
 #define UNPACK(NAME, FORMAT)                                                                                         \
-  extern "C" __global__ void NAME(const u8* values, const void* scales, int scale_rows, int scale_columns, int inputs, \
-                                  int outputs, int first, int rows, i64 all, BFloat16* wide_numbers) {                \
-    const Bank bank = {values, scales, scale_rows, scale_columns, inputs, outputs};                                   \
+  extern "C" __global__ void NAME(const u8* values, const void* scales, const u8* zeros, int scale_rows,              \
+                                  int scale_columns, int inputs, int outputs, int first, int rows, i64 all,           \
+                                  BFloat16* wide_numbers) {                                                           \
+    const Bank bank = {values, scales, zeros, scale_rows, scale_columns, inputs, outputs};                            \
     unpack<FORMAT>(bank, first, rows, all, wide_numbers);                                                             \
   }
 
 UNPACK(unpack_mxfp4, Mxfp4)
 UNPACK(unpack_fp8, Fp8)
+UNPACK(unpack_int4, Int4)

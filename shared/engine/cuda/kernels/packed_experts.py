@@ -116,10 +116,11 @@ class PackedKernels:
         )
 
 
-def _packed(matrices: PackedMatrices) -> tuple[Tensor, Tensor, ctypes.c_int, ctypes.c_int]:
+def _packed(matrices: PackedMatrices) -> tuple[Tensor, Tensor, Tensor | None, ctypes.c_int, ctypes.c_int]:
     return (
         matrices.values,
         matrices.scales,
+        matrices.zeros,
         ctypes.c_int(matrices.scale_rows),
         ctypes.c_int(matrices.scales.shape[2]),
     )

@@ -32,11 +32,23 @@ def fp8_matrices(experts: int, outputs: int, inputs: int, *, rows: int, columns:
     return PackedMatrices(PackedFormat.FP8, values, scales, scale_rows=rows)
 
 
+def int4_matrices(experts: int, outputs: int, inputs: int, *, group: int) -> PackedMatrices:
+    """With a scale and a zero for so many inputs, or for all where it does not divide them."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    groups = 1 if inputs % group else inputs // group
+    values = torch.randint(0, 256, (experts, outputs, inputs // 2), generator=generator).to(torch.uint8)
+    zeros = torch.randint(0, 17, (experts, outputs, groups), generator=generator).to(torch.uint8)
+    scales = torch.rand(experts, outputs, groups, generator=generator) / 30 + 1e-3
+    return PackedMatrices(PackedFormat.INT4, values, scales, zeros=zeros)
+
+
 MATRICES: dict[str, Callable[[int, int, int], PackedMatrices]] = {
     "mxfp4": mxfp4_matrices,
     "fp8 by row": lambda *shape: fp8_matrices(*shape, rows=1, columns=1),
     "fp8 by blocks": lambda *shape: fp8_matrices(*shape, rows=128, columns=128),
     "fp8 by rows of blocks": lambda *shape: fp8_matrices(*shape, rows=1, columns=128),
+    "int4 by 32": lambda *shape: int4_matrices(*shape, group=32),
+    "int4 by 128": lambda *shape: int4_matrices(*shape, group=128),
 }
 
 
@@ -49,6 +61,12 @@ def every_code(packing: PackedFormat) -> PackedMatrices:
         )
         scales = torch.arange(outputs * inputs // 32).view(outputs, -1).remainder(134).add(15).to(torch.uint8)
         return PackedMatrices(packing, values[None], scales[None])
+    if packing is PackedFormat.INT4:
+        values = (torch.arange(outputs).view(-1, 1) + torch.arange(inputs // 2)).remainder(256)
+        places = torch.arange(outputs * inputs // 32).view(outputs, -1)
+        scales = (places.remainder(40) - 20).float().exp2() * (1 + places / 5000)
+        zeros = places.remainder(17).to(torch.uint8)
+        return PackedMatrices(packing, values.to(torch.uint8)[None], scales[None], zeros=zeros[None])
     codes = (torch.arange(outputs).view(-1, 1) + torch.arange(inputs)).remainder(256).to(torch.uint8)
     codes[(codes & 127) == 127] = 0  # not a number
     scales = torch.rand(1, 2, 2, generator=torch.Generator().manual_seed(1)) + 0.5
@@ -57,17 +75,20 @@ def every_code(packing: PackedFormat) -> PackedMatrices:
 
 def on(matrices: PackedMatrices, device: torch.device) -> PackedMatrices:
     """Matrices on a device."""
-    return replace(matrices, values=matrices.values.to(device), scales=matrices.scales.to(device))
+    zeros = None if matrices.zeros is None else matrices.zeros.to(device)
+    return replace(
+        matrices, values=matrices.values.to(device), scales=matrices.scales.to(device), zeros=zeros
+    )
 
 
 def weights_of(matrices: PackedMatrices) -> Tensor:
-    """float32 [experts, outputs, inputs]."""
-    each = [matrices.unpacked(expert, 0, matrices.outputs) for expert in range(len(matrices.values))]
+    """float32 [experts, outputs, inputs], as products in bfloat16 take them."""
+    each = [matrices.multiplied(expert, 0, matrices.outputs) for expert in range(len(matrices.values))]
     return torch.stack(each)
 
 
 def assert_exact(kernels: PackedKernels, matrices: PackedMatrices, width: int) -> None:
-    """Of rows of one number each comes a number of the weight, or of FP8 a number times a scale, and no sum."""
+    """Of rows of one number each comes a weight, rounded once, and no sum."""
     inputs, device = matrices.inputs, matrices.values.device
     plan = kernels.plan(torch.zeros(inputs, dtype=torch.int64, device=device), 1)
     tiles = [(0, first, min(width, inputs - first)) for first in range(0, inputs, width)]

@@ -26,7 +26,7 @@ from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.linears import NarrowProducts
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.live_bytes import LiveBytes
-from tests.unit.engine.checkpoint.popular_shapes import MXFP4
+from tests.unit.engine.checkpoint.popular_shapes import AWQ, MXFP4
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.cards import CARDS, CONFIG, card_memory
 from tests.unit.engine.fp8_models import FORMATS
@@ -38,11 +38,13 @@ STORED: dict[str, dict[str, Any]] = {
     "fp8 by blocks": FORMATS["block"].config,
     "fp8 by channel": FORMATS["channel"].config,
     "fp8 by tensor": FORMATS["tensor"].config,
+    "int4 by 128": AWQ,
 }
 NONE = (None, None, None)
 ROOMS: dict[tuple[str, str], tuple[int | None, ...]] = {
     ("Qwen3-30B-A3B", "16 bits"): (123_440, 279_744, 719_152),
     ("Qwen3-30B-A3B", "fp8 by blocks"): (419_008, 575_312, 1_014_736),
+    ("Qwen3-30B-A3B", "int4 by 128"): (559_200, 715_504, 1_154_928),
     ("gpt-oss-20b", "16 bits"): (623_696, 936_304, 1_815_136),
     ("gpt-oss-20b", "mxfp4"): (1_173_152, 1_485_760, 2_097_152),
     ("gpt-oss-120b", "mxfp4"): (83_568, 291_984, 877_872),
@@ -53,6 +55,8 @@ ROOMS: dict[tuple[str, str], tuple[int | None, ...]] = {
     ("GLM-4.5-Air", "16 bits"): NONE,
     ("Qwen3-235B-A22B", "16 bits"): NONE,
     ("Qwen3-235B-A22B", "fp8 by blocks"): NONE,
+    ("Qwen3-235B-A22B", "int4 by 128"): NONE,
+    ("Mixtral-8x7B-v0.1", "int4 by 128"): (351_632, 468_848, 798_416),
 }
 
 
@@ -82,6 +86,7 @@ def test_the_docs_say_how_many_tokens_of_kv_fit(name: str, stored: str) -> None:
         ("gpt-oss-120b", "mxfp4", 4.25),
         ("Qwen3-30B-A3B", "fp8 by blocks", 8),
         ("GLM-4.5-Air", "fp8 by channel", 8),
+        ("Qwen3-30B-A3B", "int4 by 128", 4 + 40 / 128),
     ],
 )
 def test_packed_experts_are_planned_as_they_are_kept(name: str, stored: str, bits: float) -> None:
@@ -92,7 +97,7 @@ def test_packed_experts_are_planned_as_they_are_kept(name: str, stored: str, bit
     prefix = f"model.layers.{number}.{experts.names.block}.experts"
     bank = read_bank(DecoderWeights(shape, MetaWeights()), prefix, experts, shape.hidden_size, torch.bfloat16)
     assert isinstance(bank, PackedBank)
-    kept = sum(part.nbytes for each in (bank.gate_up, bank.down) for part in (each.values, each.scales))
+    kept = bank.gate_up.nbytes + bank.down.nbytes
     numbers = 3 * experts.routing.experts * experts.inner * shape.hidden_size
     assert numbers * bits / 8 <= kept <= numbers * bits / 8 * 1.003
     layers = sum(each is not None for each in shape.experts)

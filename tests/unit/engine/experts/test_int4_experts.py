@@ -1,4 +1,4 @@
-"""Experts stored in 4 bits are read into the type of what is not quantized, as those in 8 bits are."""
+"""Experts stored in 4 bits: a CPU computes with what they mean, exactly, and a GPU keeps them packed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from shared.engine.checkpoint.model_config import parse_model_config
+from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.fp8_models import linears
 from tests.unit.engine.int4_models import INT4_FORMATS, WIDE, numbers_of
@@ -19,12 +21,14 @@ from tests.unit.engine.test_fallback import assert_exact_in_chunks_cached_and_mo
 from tests.unit.engine.tiny_models import save_model
 
 
-def _qwen3_moe() -> Any:
+def qwen3_moe() -> Any:
+    """Five experts, of which a token takes two."""
     sizes: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**WIDE | sizes | {"head_dim": 32, "norm_topk_prob": True}))
 
 
-def _mixtral() -> Any:
+def mixtral() -> Any:
+    """Four experts, of which a token takes two."""
     return MixtralForCausalLM(MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2))
 
 
@@ -63,11 +67,11 @@ def tiny_int4_experts(make: Any, name: str, folder: Path, ignore: list[str]) -> 
 @pytest.mark.parametrize(
     ("make", "name", "ignore"),
     [
-        (_qwen3_moe, "awq", ["mlp.gate"]),
-        (_mixtral, "awq", ["gate"]),
-        (_qwen3_moe, "gptq, asym", []),
-        (_mixtral, "gptq, asym", []),
-        (_qwen3_moe, "packed, asym", ["lm_head", "re:.*mlp.gate$"]),
+        (qwen3_moe, "awq", ["mlp.gate"]),
+        (mixtral, "awq", ["gate"]),
+        (qwen3_moe, "gptq, asym", []),
+        (mixtral, "gptq, asym", []),
+        (qwen3_moe, "packed, asym", ["lm_head", "re:.*mlp.gate$"]),
     ],
 )
 def test_logits_are_those_of_the_dequantized_weights(
@@ -79,8 +83,18 @@ def test_logits_are_those_of_the_dequantized_weights(
     driver.close()
 
 
-def test_experts_are_kept_in_the_type_of_what_is_not_quantized(tmp_path: Path) -> None:
-    tiny_int4_experts(_mixtral, "packed, asym", tmp_path, ["lm_head", "re:.*gate$"])
+def test_the_description_says_that_experts_stay_packed(tmp_path: Path) -> None:
+    tiny_int4_experts(mixtral, "packed, asym", tmp_path, ["lm_head", "re:.*gate$"])
     driver = Driver(tmp_path, device="cuda-on-cpu")
-    assert "float32 and int4-packed-32 dequantized, experts in float32, KV" in driver.engine.description
+    assert (
+        "float32 and int4-packed-32 dequantized, experts in int4-packed-32, KV" in driver.engine.description
+    )
     driver.close()
+
+
+def test_a_group_that_does_not_divide_an_expert_is_refused_before_weights_are_read() -> None:
+    sizes = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    config = Qwen3MoeConfig(**WIDE | sizes | {"head_dim": 32}, architectures=["Qwen3MoeForCausalLM"])
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    with pytest.raises(ModelError, match=r"experts\.0\.down_proj has 96 inputs .* whole groups of 128"):
+        parse_model_config(json.loads(config.to_json_string()) | {"quantization_config": awq})

@@ -19,6 +19,7 @@ from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES, sized
 from tests.unit.engine.experts.test_fp8_experts import tiny_fp8_experts
+from tests.unit.engine.experts.test_int4_experts import mixtral, qwen3_moe, tiny_int4_experts
 from tests.unit.engine.precision import logits_of
 from tests.unit.engine.quantized.mxfp4_models import store_in_mxfp4
 from tests.unit.engine.tiny_models import VOCAB_SIZE, save_model
@@ -45,6 +46,8 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "gpt-oss in mxfp4": _gpt_oss,
     "qwen3-moe in fp8 by blocks": _fp8("qwen3-moe, 3 of 9, normalized", "block, compressed-tensors"),
     "mixtral in fp8 by tensor": _fp8("mixtral", "tensor"),
+    "qwen3-moe in awq": lambda folder: tiny_int4_experts(qwen3_moe, "awq", folder, ["mlp.gate"]),
+    "mixtral in gptq": lambda folder: tiny_int4_experts(mixtral, "gptq, asym", folder, []),
 }
 
 

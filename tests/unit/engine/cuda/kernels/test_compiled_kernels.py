@@ -47,6 +47,7 @@ IN_FLIGHT = {
     "gemv_bfloat16_float32_4": (12, 16),
     "multiply_mxfp4_8": (8, 16),
     "multiply_fp8_8": (8, 16),
+    "multiply_int4_8": (8, 16),
 }
 SOURCES = [each.SOURCE for each in (step_kernels, head_kernels, gemv, packed_experts)]
 LDG, LDG_BYTES = 0x981, {4: 4, 5: 8, 6: 16}  # of machine code: the opcode, and widths by their number

@@ -101,8 +101,8 @@ MISTAKES = {
     "a number of x is another": ("words.of[step + 2], 0x5410u", "words.of[step + 2], 0x7632u"),
     "signs are lost": ("(codes & 0x80008000u) | ((codes >> 6)", "((codes >> 6)"),
     "signs of 8 bits are lost": ("(codes & 0x80008000u) | ((codes >> 4)", "((codes >> 4)"),
-    "scales are twice as large": ("scales[place] + 106", "scales[place] + 107"),
-    "a scale is its neighbour's": ("+ at[ahead]);", "+ (at[ahead] ^ 1));"),
+    "scales are twice as large": ("[place] + 106", "[place] + 107"),
+    "a scale is its neighbour's": ("+ (at[ahead] >> chunks", "+ ((at[ahead] ^ 1) >> chunks"),
     "a scale is that of the first block": ("span < last_span ? span : last_span", "0"),
     "a scale is that of the first rows": ("output / bank.scale_rows;", "0;"),
     "what lies behind the end counts": (" & mask[ahead]", ""),
@@ -112,6 +112,10 @@ MISTAKES = {
         "(i64)expert * bank.outputs + (output",
         "(i64)(expert ^ 1) * bank.outputs + (output",
     ),
+    "a number of 4 bits is its neighbour's": ("4 * (i ^ 1)", "4 * i"),
+    "a zero is left out": ("{scale.bits * TWICE, zero.bits * TWICE}", "{scale.bits * TWICE, NOTHING}"),
+    "a zero is of another group": ("bank.zeros[place]", "bank.zeros[place ^ 1]"),
+    "groups are of another size": ("<< log2 <", "<< log2 + 1 <"),
     "x is another token's": ("row : 0)] / chosen * x_stride", "row : 0)] / chosen * 0"),
     "a row is written to its place in the order": ("y[(i64)order[first + row] *", "y[(i64)(first + row) *"),
 }
@@ -131,15 +135,16 @@ def test_a_mistake_in_the_source_is_seen(mistake: str, tmp_path: Path) -> None:
 
 
 def _assert_all_sums(kernels: PackedKernels) -> None:
-    for kind in ("mxfp4", "fp8 by blocks"):
+    for kind in ("mxfp4", "fp8 by blocks", "int4 by 32"):
         assert_sums(kernels, MATRICES[kind](4, 136, 1184), tokens=6)
+    assert_sums(kernels, MATRICES["int4 by 128"](4, 136, 1280), tokens=6)
 
 
 def test_without_a_mistake_nothing_is_seen(library: HostLaunch) -> None:
     _assert_all_sums(PackedKernels(library))
 
 
-@pytest.mark.parametrize("packing", ["mxfp4", "fp8 by blocks"])
+@pytest.mark.parametrize("packing", ["mxfp4", "fp8 by blocks", "int4 by 32"])
 def test_a_row_has_the_same_bits_in_any_batch(library: HostLaunch, packing: str) -> None:
     """Alone, and in tiles of each width, among rows that are not numbers."""
     matrices, kernels = MATRICES[packing](2, 40, 288), PackedKernels(library)
