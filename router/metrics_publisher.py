@@ -15,8 +15,7 @@ from router.access.keyed_clients import KeyedClients
 from router.core.dispatch import RouterCore
 from router.discovery.static import Discovery
 from router.listener.connections import ClientConnections
-from router.openai.answers.resumable_streams import Resuming
-from router.openai.prompts.prompts import Prompts
+from router.openai.serving import OpenAIServing
 from shared.links.sockets import RouterLinks
 from shared.primitives.metric_fields import all_declared, durations
 from shared.process import gauges, logs
@@ -50,12 +49,10 @@ class MetricsPublisher:
         discovery: Discovery,
         health: Health,
         clients: ClientConnections,
-        prompts: Prompts,
-        resuming: Resuming,
+        serving: OpenAIServing,
         keyed: KeyedClients | None = None,
     ):
-        self._prompts = prompts
-        self._resuming = resuming
+        self._serving = serving
         self._metrics = metrics
         self._core = core
         self._links = links
@@ -88,10 +85,11 @@ class MetricsPublisher:
         self._metrics.publish(self._core.counters)
         self._metrics.publish(self._links.counters)
         self._metrics.publish(self._clients.counters)
-        self._metrics.publish(self._resuming.counters)
+        self._metrics.publish(self._serving.resuming.counters)
+        self._metrics.publish(self._serving.http_counters)
         self._metrics.publish(self._loop)
-        self._metrics.publish(self._prompts.counters)
-        for state, count in self._prompts.tokenizing.items():
+        self._metrics.publish(self._serving.prompts.counters)
+        for state, count in self._serving.prompts.tokenizing.items():
             self._metrics.set(gauges.TOKENIZING, count, state=state)
         if self._keyed is not None:
             self._publish_keys(self._keyed)

@@ -146,7 +146,7 @@ async def _serve(
     discovery = discover(links, health)
     clients = ClientConnections(config)
     keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
-    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, prompts, resuming, keyed)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, serving, keyed)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
     pages = RouterPages(admin.answer, figures.publish_for_scrape, shell, peers, config.prompts_max)

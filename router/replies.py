@@ -97,6 +97,7 @@ async def send_failure(scope: Scope, send: Send, failure: RequestFailed, retry_a
     seconds = failure.retry_after_seconds
     if seconds is None and failure.status in (429, 503):
         seconds = retry_after_seconds
+    context_of(scope).code = failure.code or ""
     body = error_of(scope, failure.status, failure.message, failure.param, failure.code)
     await send_json(send, failure.status, body, retry_after(seconds))
 

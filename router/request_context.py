@@ -54,6 +54,9 @@ class RequestContext:
     rid: str = ""  # drawn by `RequestIdMiddleware`, which is the first to see the request
     key: ApiKey | None = None  # both by `KeyGuard`, once it lets the request in; None: there are no keys
     account: Account | None = None
+    client_id: str = ""  # by `RequestIdMiddleware`: the id that its client gave it
+    core_rids: Sequence[str] = ()  # by `CompletionEndpoint`: the requests to the core that it became
+    code: str = ""  # by `send_failure`: the code of the error that was answered
 
 
 def context_of(scope: Scope) -> RequestContext:

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.access.browser_guard import guarded
 from router.openai.completions import CompletionEndpoint
+from router.openai.request_log import HttpCounters, RequestLog
 from router.openai.serving import OpenAIServing
 from router.openai.tokenize import TokenizerEndpoint, count_tokens, detokenize, tokenize
 from router.replies import SERVED_PATHS, describe_unknown, error_body, error_of, send_json, speaks_anthropic
@@ -70,7 +71,8 @@ def make_app(
         endpoint = hot.get(scope["path"]) if scope["method"] == "POST" else None
         return (endpoint or app)(scope, receive, send)
 
-    return RequestIdMiddleware(guarded(behind_keys(routed), serving.settings), draw_rid)
+    around = guarded(behind_keys(routed), serving.settings)
+    return RequestIdMiddleware(around, draw_rid, serving.http_counters, RequestLog(serving.shell.debug))
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:
@@ -104,8 +106,10 @@ def _echoed_id(scope: Scope) -> bytes | None:
 class RequestIdMiddleware:
     """Around the application: ids, one log line a request, and a 500 for errors that nothing else caught."""
 
-    def __init__(self, app: ASGIApp, draw_rid: Callable[[], str]):
+    def __init__(self, app: ASGIApp, draw_rid: Callable[[], str], counters: HttpCounters, log: RequestLog):
         self._app = app
+        self._counters = counters
+        self._log = log
         self._draw_rid = draw_rid
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,11 +117,14 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        rid = context_of(scope).rid = self._draw_rid()
-        began, status = time.monotonic(), 0
+        context = context_of(scope)
+        rid, status = self._draw_rid(), 0
+        context.rid = rid
         if scope["path"][:-1] in SERVED_PATHS and scope["path"][-1] == "/":  # some clients join addresses so
             scope["path"] = scope["path"][:-1]
-        ids = [(b"x-request-id", _echoed_id(scope) or rid.encode()), (b"x-segue-request-id", rid.encode())]
+        given = _echoed_id(scope)
+        context.client_id = given.decode() if given else ""
+        ids = [(b"x-request-id", given or rid.encode()), (b"x-segue-request-id", rid.encode())]
         if speaks_anthropic(scope):
             ids.append((b"request-id", rid.encode()))
 
@@ -125,6 +132,7 @@ class RequestIdMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                self._counters.answered(scope["path"], status)
                 message["headers"] = [*message.get("headers", ()), *ids]
             await send(message)
 
@@ -136,7 +144,7 @@ class RequestIdMiddleware:
             log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
             if status == 0:
                 await send_json(send_with_id, 500, _failure_body(scope))
-        log.debug("http.request", rid=rid, status=status, seconds=round(time.monotonic() - began, 6))
+        self._log.write(context, scope["path"], status, asyncio.get_running_loop().time() - context.head_at)
 
 
 # ---- what this server is ---------------------------------------------------------------------------------------

@@ -105,6 +105,7 @@ class CompletionEndpoint:
             wanted = await self._read_wanted(scope, receive, context, asked)
             if by_prefill:
                 wanted.requests[:] = [replace(request, by_prefill=True) for request in wanted.requests]
+            context.core_rids = [request.rid for request in wanted.requests]
             marks = self._begin(context.account, wanted, asked)
             objects = self._objects(asked.plan.ticket or context.rid, wanted)
             usage_chunk = wanted.options.usage or self._typed

@@ -20,6 +20,7 @@ from router.openai.answers.response_stream import ResponseStream
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.fields.request_body import BodyReader
 from router.openai.prompts.prompts import Prompts
+from router.openai.request_log import HttpCounters
 from router.shell import RouterShell
 from router.text.tokenizer import Tokenizer
 from shared.primitives.errors import RequestError
@@ -52,6 +53,7 @@ class OpenAIServing:
         self.answers = ByteBudget(settings.answers_bytes_max, TOO_MANY_ANSWERS, "answer_bytes")
         self.answer_bytes_max = settings.answers_bytes_max // ANSWER_SHARE
         self.writing = PartsWriter()
+        self.http_counters = HttpCounters()
         self.shell = shell
         self._answers: set[ResponseStream] = set()
 

@@ -144,7 +144,7 @@ class LocalConfig(Settings):
     device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
     log_level: LogLevel = Field(
         default="warning",
-        description="Least severe level that processes log. info logs one line a state change.",
+        description="Least severe level that processes log. info logs one line a request, debug each of its steps.",
     )
     log_format: LogFormat = Field(
         default="console",

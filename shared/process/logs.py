@@ -1,4 +1,4 @@
-"""Logs: one line a state change, JSON by default, the request id bound by the code that knows it.
+"""Logs: one line a request, at debug one for each of its steps; JSON by default, with the request's id in each.
 
 Nothing is logged per token, and no line holds what clients wrote or models answered: a field whose name says that it
 carries text, token ids or keys is withheld here, whatever its source. Tracebacks come without local variables for the

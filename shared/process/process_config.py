@@ -67,7 +67,8 @@ class ProcessConfig(Settings):
         "that a newcomer finds room at once.",
     )
     log_level: LogLevel = Field(
-        default="info", description="Least severe level that is logged. info logs one line a state change."
+        default="info",
+        description="Least severe level that is logged. info logs one line a request, debug each of its steps.",
     )
     log_format: LogFormat = Field(
         default="json",

@@ -7,12 +7,12 @@ role's scheduler. It does not know what a request holds in a state: the part tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, cast
 
 from shared.batch.req import Req
 from shared.primitives.errors import InvariantError
-from shared.primitives.state_table import Event, State, StateTable
+from shared.primitives.state_table import Event, State, StateName, StateTable
 
 
 class RequestStates(Generic[State, Event]):
@@ -21,6 +21,8 @@ class RequestStates(Generic[State, Event]):
     def __init__(self, table: StateTable[State, Event]):
         self._table = table
         self.taken: Counter[tuple[State, Event]] = Counter()
+        # set by a process that logs every step of a request
+        self.on_step: Callable[[Req, StateName, StateName], None] | None = None
 
     def advance(self, req: Req, event: Event) -> None:
         """Follow the table; raises `InvariantError`, naming request, state and event, where it has no row."""
@@ -30,6 +32,8 @@ class RequestStates(Generic[State, Event]):
         except InvariantError as error:
             raise InvariantError(f"request {req.rid}: {error}") from None
         self.taken[before, event] += 1
+        if self.on_step is not None:
+            self.on_step(req, before, event)
 
 
 def check_states(held: Mapping[State, Iterable[Req]], live: Iterable[Req]) -> None:

@@ -22,6 +22,7 @@ from typing import Protocol
 import structlog
 
 from shared.batch.effects import Note
+from shared.batch.req import Req
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.page_access import TorchPageAccess
@@ -32,6 +33,7 @@ from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.primitives.errors import ConfigError
+from shared.primitives.state_table import StateName
 from shared.process import gauges, logs
 from shared.process.admin_port import AdminPort
 from shared.process.health import Health, probe_pages
@@ -82,8 +84,7 @@ def serve(
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
     keys = read_keys(config.link_keys_file, "worker")
     os.nice(config.nice)
-    uid = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    epoch = secrets.randbits(64)
+    uid, epoch = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     engine = _load_engine(config, engine_config(config, host_fraction, extend_tokens), health)
@@ -116,6 +117,7 @@ def serve(
     spare_what_is_loaded(YOUNG_OBJECTS_OF_WORKER)
     health.become_ready()
     log.info("worker.ready", links=links.address, admin_port=admin.port)
+    scheduler.states.on_step = _write_step if config.log_level == "debug" else None
     publish = partial(_publish, metrics, health, scheduler, loop, links, transfer, engine.device)
     try:
         turn_until_exit(drain, scheduler, loop, health, publish, _write_note)
@@ -153,6 +155,19 @@ def _listen_to_signals(drain: WorkerDrain) -> None:
 
 def _write_note(note: Note) -> None:
     write_note(note, __name__)
+
+
+def _write_step(req: Req, before: StateName, event: StateName) -> None:
+    """A line for one step of a request, with the id by which its router knows it."""
+    fields = {
+        "rid": req.rid,
+        "attempt": req.attempt,
+        "router": req.router,
+        "from": before.value,
+        "on": event.value,
+    }
+    after = req.state.value if req.state is not None else ""
+    _write_note(Note("request.state", fields | {"to": after}, "debug"))
 
 
 def _load_engine(config: WorkerConfig, asked: EngineConfig, health: Health) -> Engine:
@@ -306,11 +321,19 @@ def _publish(
 PUBLISH_SECONDS = 0.05  # between two refreshes of /metrics
 
 
+class StepListener(Protocol):
+    """The states of a scheduler's requests, as far as the log wants to hear of them."""
+
+    on_step: Callable[[Req, StateName, StateName], None] | None
+
+
 class WorkerScheduler(Scheduler, DrainFacts, Protocol):
     """A scheduler with the figures every worker shows."""
 
     memory: KvMemory
 
+    @property
+    def states(self) -> StepListener: ...
     @property
     def counters(self) -> object: ...
     def start_draining(self) -> None: ...

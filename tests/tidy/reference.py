@@ -24,6 +24,7 @@ from router.listener.connections import ClientCounters
 from router.metrics_publisher import LoopCounters
 from router.openai.answers.resumable_streams import ResumingCounters
 from router.openai.prompts.prompts import PromptCounters
+from router.openai.request_log import HttpCounters
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.local.config import LocalConfig
@@ -84,7 +85,8 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 )
 
 COUNTERS = (
-    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, LoopCounters, PrefillCounters,
+    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, HttpCounters, LoopCounters,
+    PrefillCounters,
     DecodeCounters, StepCounters, LinkCounters, LogCounters, KvCounters, DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}

@@ -94,6 +94,8 @@ class LiveRequest:
     state_since: float = 0.0
     token_at: float = 0.0  # when the last token came
     held_up_by: PauseCause = "other"  # … and what has held the stream up since then
+    first_token_seconds: float = 0.0  # from the head of its HTTP request; 0.0: it has none
+    outcome: str = ""  # in the words of `segue_requests_total`, once it has ended
     seconds: dict[str, float] = field(default_factory=dict)  # spent in each state that is over
     visits: list[Visit] = field(default_factory=list)
     cached_tokens: int | None = None  # in the first attempt's prompt
@@ -217,6 +219,7 @@ class LiveRequest:
         return {
             "id": self.rid,
             "state": self.state.value,
+            "outcome": self.outcome,
             "attempts": self.attempt,
             "losses": self.losses,
             "priority": self.request.priority,
@@ -225,6 +228,7 @@ class LiveRequest:
             "completion_tokens": len(self.output),
             "cached_tokens": self.cached_tokens or 0,
             "fetched_bytes": self.fetched_bytes,
+            "first_token_milliseconds": _milliseconds(self.first_token_seconds),
             "fetch_milliseconds": _milliseconds(self.fetch_seconds),
             "second_token_milliseconds": {
                 part: _milliseconds(seconds) for part, seconds in (self.second_token_parts or {}).items()

@@ -376,8 +376,9 @@ class RequestTable:
         self._count(live, live.state, -1)
         self.tenants.leave(live.tenant, now)
         self.sampling_groups.leave(live.sampling_group, live.rid)
+        live.outcome = outcome_word(outcome)
         self.ended.add(live)
-        self._counters.requests[outcome_word(outcome)] += 1
+        self._counters.requests[live.outcome] += 1
         self._counters.request_seconds.append(now - live.head_at)
         if live.output:
             self._counters.output_sizes.append(len(live.output))
@@ -392,7 +393,7 @@ class RequestTable:
         if before is not after:
             fields = {"rid": live.rid, "worker": peer, "cause": cause}
             fields |= {"from": before.value, "on": event.value, "to": after.value}
-            self._effects.append(Note("request.state", fields))
+            self._effects.append(Note("request.state", fields, "debug"))
             spent = live.seconds.get(before.value, 0.0) + now - live.state_since
             live.seconds[before.value] = spent
             live.state, live.state_since = after, now
@@ -411,7 +412,8 @@ class RequestTable:
 
     def _note_first_token(self, live: LiveRequest, now: float) -> None:
         seconds = now - live.arrived_at
-        self._counters.ttft_seconds.append(now - live.head_at)
+        live.first_token_seconds = now - live.head_at
+        self._counters.ttft_seconds.append(live.first_token_seconds)
         if live.target_seconds:
             self._counters.targets["met" if seconds <= live.target_seconds else "missed"] += 1
         if live.foreseen_seconds:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from router.listener.connections import ClientConnections
 from router.metrics_publisher import MetricsPublisher
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.prompts.prompts import Prompts
+from router.openai.request_log import HttpCounters
 from shared.links.sockets import RouterLinks
 from shared.process.metrics import Metrics
 from shared.wire.messages import Hello
@@ -337,6 +339,11 @@ def test_a_router_whose_discovery_has_ended_is_not_ready(server: SliceServer) ->
         hello = Hello(session=0, role="router", uid="r", epoch=1)
         links = RouterLinks(new_keys()["router"], hello, link_settings(), write_note=write_note)
         stack.callback(links.close)
+        serving = SimpleNamespace(
+            prompts=Prompts(None, settings),  # type: ignore[arg-type]
+            resuming=Resuming(b"secret"),
+            http_counters=HttpCounters(),
+        )
         figures = MetricsPublisher(
             Metrics("router"),
             RouterCore(settings, 0.0),
@@ -344,8 +351,7 @@ def test_a_router_whose_discovery_has_ended_is_not_ready(server: SliceServer) ->
             discovery,
             running.health,
             ClientConnections(settings),
-            Prompts(None, settings),  # type: ignore[arg-type]
-            Resuming(b"secret"),
+            serving,  # type: ignore[arg-type]
         )
         until(lambda: discovery.fault() == "discovery has ended", 10, "the end of discovery")
         assert running.health.ready

@@ -17,6 +17,7 @@ from router.listener.connections import ClientCounters
 from router.metrics_publisher import LoopCounters
 from router.openai.answers.resumable_streams import ResumingCounters
 from router.openai.prompts.prompts import PromptCounters
+from router.openai.request_log import HttpCounters
 from shared.engine.cuda.counters import DeviceCounters
 from shared.links.counters import LinkCounters
 from shared.primitives.errors import InvariantError
@@ -40,7 +41,10 @@ from shared.transfer.counters import KvCounters
 from shared.wire.messages import Role
 from tests.tidy.reference import COUNTERS, declared_metrics
 
-OF_ROUTERS = (RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, LoopCounters)
+OF_ROUTERS = (
+    *(RouterCounters, ClientCounters, KeyCounters, ResumingCounters),
+    *(PromptCounters, HttpCounters, LoopCounters),
+)
 OF_WORKERS = (PrefillCounters, DecodeCounters, StepCounters, KvCounters, DeviceCounters)
 
 

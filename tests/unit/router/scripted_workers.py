@@ -334,6 +334,8 @@ class RunningRouter:
         self.metrics.publish(self.core.counters)
         self.metrics.publish(self.clients.counters)
         self.metrics.publish(self.resuming.counters)
+        self.metrics.publish(self.serving.http_counters)
+        self.metrics.publish(self.serving.prompts.counters)
         if self.keyed:
             self.metrics.publish(self.keyed.counters)
 
