@@ -129,6 +129,7 @@ docs: setup
 	$(VENV)/bin/python -m tests.tidy.test_request_life
 	$(VENV)/bin/python -m tests.tidy.api_page
 	$(VENV)/bin/python -m tests.tidy.models_page
+	$(VENV)/bin/python -m tests.monitoring.dashboard
 
 goldens: setup
 	$(VENV)/bin/python -m tests.charts.goldens
