@@ -7,6 +7,7 @@
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
+#   make upgrade-test FROM=COMMIT                 there, `helm upgrade` under streams from an older commit's chart and images to these
 #   make release REGISTRY=registry.example.com/ai  wheel, sdist, images, chart, bills, notes of this commit: dist/release
 #   make publish REGISTRY=registry.example.com/ai  the same, and images and chart into that registry; PLAIN_HTTP=1: one without TLS
 #   make audit DB=all.zip                         known vulnerabilities of what the locks name: OSV's records of PyPI, or the address of an OSV API
@@ -33,11 +34,11 @@ define SHOW
   esac; done; }
 endef
 
-.PHONY: setup serve check quick-tests test aggregated clients images release publish cluster-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check quick-tests test aggregated clients images release publish cluster-test upgrade-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | check | test | aggregated | images | release | publish | cluster-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | check | test | aggregated | images | release | publish | cluster-test | upgrade-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -109,6 +110,10 @@ publish:
 
 cluster-test: setup images
 	$(VENV)/bin/python -m pytest tests/cluster $(ARGS)
+
+upgrade-test: setup images
+	@test -n "$(FROM)" || { echo "say from where: make upgrade-test FROM=COMMIT" >&2; exit 1; }
+	SEGUE_UPGRADE_FROM=$(FROM) $(VENV)/bin/python -m pytest tests/cluster/test_upgrading_from.py $(ARGS)
 
 clients: setup
 	$(VENV)/bin/python -m pytest tests/clients $(ARGS)

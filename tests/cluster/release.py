@@ -19,14 +19,14 @@ ADMIN_PORT = 8001
 COMPONENTS = ("router", "prefill", "decode")
 READY_SECONDS_MAX = 240
 # One router is enough for most tests; a pod may take long to start where all pods share two cores; and each of two
-# decode pods shall have half of the streams, however far those before have come. Prefill pods compute the prompts, so
-# that pages travel. The network of the cluster beside the checkout enforces no policies.
-CONFIG = (
+# decode pods shall have half of the streams, however far those before have come. The network of the cluster beside the
+# checkout enforces no policies. These are values of older charts, too.
+LASTING_VALUES = (
     "router.replicas=1,router.config.waitingSecondsMax=120,router.config.decodePolicy=total_requests,"
-    "router.config.localPrefill=fallback,"
     "networkPolicy.verify=false"
 )
-FLAGS = ("--set", CONFIG)
+# Prefill pods compute the prompts, so that pages travel.
+VALUES = f"{LASTING_VALUES},router.config.localPrefill=fallback"
 
 
 @dataclass(slots=True)
@@ -37,10 +37,15 @@ class HelmRelease:
     url: str = ""
     api_key: str = ""
     chart: str = CHART
+    values: str = VALUES
 
     def install(self, *flags: str) -> None:
         """Install, and wait until all pods are ready."""
         self._helm("install", *flags)
+        self.connect()
+
+    def connect(self) -> None:
+        """Look up where the installed release listens, and the key that it has drawn."""
         service = self.cluster.get("service", f"{NAME}-router")
         drawn = self.cluster.get("secret", f"{NAME}-api-keys")["data"]["api-key"]
         self.api_key = base64.b64decode(drawn).decode()
@@ -127,6 +132,6 @@ class HelmRelease:
 
     def _helm(self, verb: str, *flags: str) -> None:
         waiting = ("--wait", "--timeout", "5m")
-        values = f"{self.chart}/{DEMO_VALUES}"
-        ours = ("--set", f"image.tag={image_tag()}")
-        self.cluster.helm(verb, NAME, self.chart, "-f", values, *waiting, *ours, *FLAGS, *flags)
+        demo = ("-f", f"{self.chart}/{DEMO_VALUES}")
+        ours = ("--set", f"{self.values},image.tag={image_tag()}")
+        self.cluster.helm(verb, NAME, self.chart, *demo, *waiting, *ours, *flags)
