@@ -157,19 +157,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in _LOOKS or _indexes_by_bool(func, args):
             raise RuntimeError(f"{func} looks at a value while a graph is captured")
+        if func.namespace in _BACKGROUND:
+            raise RuntimeError(f"{func} ends in the background, for which no graph waits")
         found, operation = func(*args, **kwargs), partial(func, *args, **kwargs)
-        if any(alias is not None and alias.is_write for alias in _aliases(func)):
-            self.operations.append(operation)
-            return found
         given = {_place(each) for each in _tensors((*args, *kwargs.values()))}
         every = list(_tensors((found,)))
         results = [each for each in every if _place(each) not in given]
-        if results:
+        writes = any(alias is not None and alias.is_write for alias in _aliases(func))
+        if (writes and results) or (not writes and not every):
+            raise RuntimeError(
+                f"{func} cannot be repeated: it should write what it is given, or return new tensors"
+            )
+        if writes:
+            self.operations.append(operation)
+        elif results:
             assert len(results) == len(every), f"{func} returns views beside results"
             self.operations.append(partial(_refill, results, operation))
         return found
 
 
+# Operations of torch.distributed: what waits for them is no operation.
+_BACKGROUND = {"c10d", "_c10d_functional"}
 _LOOKS = {
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.item.default,
@@ -181,7 +189,8 @@ _LOOKS = {
 
 
 def _aliases(func: Any) -> list[Any]:
-    return [returned.alias_info for returned in func._schema.returns]
+    """What arguments and results are views of: an operation that returns nothing may write its arguments."""
+    return [each.alias_info for each in (*func._schema.arguments, *func._schema.returns)]
 
 
 def _place(tensor: Tensor) -> int:

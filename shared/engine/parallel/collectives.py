@@ -1,0 +1,141 @@
+"""How ranks add up and gather what each of them computed.
+
+A collective gives the same bits on every rank. With experts that is correctness: ranks that round in other ways choose
+other experts. So nothing here adds in an order that begins with the own rank.
+
+    Alone               one rank: nothing to do
+    GlooCollectives     on CPUs: parts are gathered and added in the order of ranks, in float32, and rounded once. A row
+                        has the same bits whatever rows are beside it
+    NcclCollectives     on GPUs, by NCCL on the current stream. Not run yet: no machine with two GPUs was at hand
+
+All ranks ask for the same in the same order; whoever asks for something else waits for ever. Who they are and how they
+met is that of a process group of torch.distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from shared.engine.parallel.shares import Share
+
+
+class Collectives(Protocol):
+    """What ranks do together, each on tensors of one shape and type."""
+
+    @property
+    def share(self) -> Share:
+        """Which rank this is, and of how many."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x; may overwrite x."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All ranks' x in the order of ranks, [ranks, …]."""
+
+    def numbers(self, number: int) -> list[int]:
+        """All ranks' numbers, on the host; waits for all. While nothing is computed."""
+
+
+class Alone:
+    """One rank."""
+
+    share = Share()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        return x.unsqueeze(0)
+
+    def numbers(self, number: int) -> list[int]:
+        """See `Collectives`."""
+        return [number]
+
+
+class GlooCollectives:
+    """Ranks on CPUs."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """`group`: of gloo, with this process in it."""
+        self.share = Share(dist.get_rank(group), dist.get_world_size(group))
+        self._name = group.group_name
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Collectives`; x is overwritten."""
+        assert x.is_contiguous()
+        torch.ops.segue.sum_by_rank(x, self._name)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        found = x.new_empty(self.share.ranks, *x.shape)
+        torch.ops.segue.gather_by_rank(x.contiguous(), found, self._name)
+        return found
+
+    def numbers(self, number: int) -> list[int]:
+        """See `Collectives`."""
+        found: list[int] = self.gather(torch.tensor([number])).flatten().tolist()
+        return found
+
+
+# Operations of torch that say what they write: a graph on the CPU repeats them by that (`cuda.host_stream`). Those of
+# torch.distributed end in the background, which nothing repeats.
+_LIBRARY: Any = torch.library.Library("segue", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("sum_by_rank(Tensor(a!) x, str group) -> ()")
+_LIBRARY.define("gather_by_rank(Tensor x, Tensor(a!) found, str group) -> ()")
+
+
+def _sum_by_rank(x: Tensor, group: str) -> None:
+    parts = x.new_empty(_group(group).size(), *x.shape)
+    _gather_by_rank(x, parts, group)
+    total = parts[0].float()
+    for part in parts[1:]:
+        total += part
+    x.copy_(total)
+
+
+def _gather_by_rank(x: Tensor, found: Tensor, group: str) -> None:
+    # as bytes: gloo knows few types
+    octets, of_all = x.flatten().view(torch.uint8), found.flatten().view(torch.uint8)
+    dist.all_gather_into_tensor(of_all, octets, group=_group(group))
+
+
+def _group(name: str) -> dist.ProcessGroup:
+    resolve: Callable[[Any], dist.ProcessGroup] = torch._C._distributed_c10d._resolve_process_group
+    return resolve(name)
+
+
+_LIBRARY.impl("sum_by_rank", _sum_by_rank, "CompositeExplicitAutograd")
+_LIBRARY.impl("gather_by_rank", _gather_by_rank, "CompositeExplicitAutograd")
+
+
+class NcclCollectives:
+    """Ranks on GPUs. NCCL reduces an element in one place and passes the result on, so all have the same bits."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        """`group`: of NCCL, with this process in it."""
+        self.share = Share(dist.get_rank(group), dist.get_world_size(group))
+        self._group = group
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Collectives`; x is overwritten."""
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        found = x.new_empty(self.share.ranks * len(x), *x.shape[1:])
+        dist.all_gather_into_tensor(found, x.contiguous(), group=self._group)
+        return found.view(self.share.ranks, *x.shape)
+
+    def numbers(self, number: int) -> list[int]:
+        """See `Collectives`."""
+        found: list[int] = self.gather(torch.tensor([number], device="cuda")).flatten().tolist()
+        return found
