@@ -33,6 +33,7 @@ from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.model.experts import GroupedExperts, check_experts, has_grouped
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.torch_ops import TorchOps
+from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import NONE, ON_HOST, NarrowProducts
 from shared.engine.streams import Mark, Stream, Work
 from shared.primitives.errors import ConfigError, StartError
@@ -220,6 +221,8 @@ def make_products_deterministic() -> None:
 class FlashInferOps:
     """See `Ops`."""
 
+    share = Share()
+
     def __init__(
         self,
         flashinfer: Any,
@@ -272,6 +275,20 @@ class FlashInferOps:
         """See `Ops`; both are overwritten."""
         self._flashinfer.fused_add_rmsnorm(x, residual, weight, epsilon)
         return x, residual
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x
+
+    def sum_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        return self.add_rms_norm(x, residual, weight, epsilon)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.unsqueeze(0)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """See `Ops`."""

@@ -8,7 +8,7 @@ run on packed linears of a CPU and on the kernels of a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from shared.engine.attention.protocol import Attention, PagedBatch, PlannedAttention, soft_cap
+from shared.engine.checkpoint.families import Norms
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.model.ops import Head, Ops
+from shared.engine.model.vocabulary import Embed
 
 
 class AttentionBlock(Protocol):
@@ -64,20 +66,28 @@ class DecoderLayer:
         epsilon = self.config.rms_norm_eps
         if residual is None:
             return self.ops.rms_norm(x, weight, epsilon), x
-        return self.ops.add_rms_norm(x, residual, weight, epsilon)
+        return add_rms_norm_of(self.config, self.ops)(x, residual, weight, epsilon)
 
     def _given(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """What is added to the stream."""
+        """What is added to the stream: on each rank its part of it, unless a norm took the sum."""
         if weight is not None:
-            x = self.ops.rms_norm(x, weight, self.config.rms_norm_eps)
+            x = self.ops.rms_norm(self.ops.sum(x), weight, self.config.rms_norm_eps)
         return x if self.config.residual_scale == 1 else x * self.config.residual_scale
+
+
+AddNorm = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # see `Ops.add_rms_norm`
+
+
+def add_rms_norm_of(config: ModelConfig, ops: Ops) -> AddNorm:
+    """Adds what a block gave to the stream, and norms it: ranks add up here where no norm behind the block did."""
+    return ops.sum_add_rms_norm if config.norms is Norms.BEFORE else ops.add_rms_norm
 
 
 @dataclass(frozen=True)
 class DecoderParts:
     """What a decoder is made of, on the device where it computes."""
 
-    embedding: Tensor  # [vocab, hidden]
+    embed: Embed
     layers: Sequence[DecoderLayer]
     norm: Tensor  # [hidden]
     head: Head
@@ -113,7 +123,7 @@ class DecoderModel:
         self, token_ids: Tensor, attention: PlannedAttention, rows: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """As `run`, up to the last layer: what it gives and the stream that is yet to be added to, [rows, hidden]."""
-        x, residual = self._parts.embedding.index_select(0, token_ids), None
+        x, residual = self._parts.embed(token_ids), None
         if self.config.embedding_scale != 1:
             x = x * self.config.embedding_scale
         for layer in self._parts.layers:
@@ -128,7 +138,8 @@ class DecoderModel:
         """Write the logits of what `hidden` gave, which may be overwritten, and return them."""
         if not len(logits):
             return logits
-        x, _ = self._ops.add_rms_norm(x, residual, self._parts.norm, self.config.rms_norm_eps)
+        norm = add_rms_norm_of(self.config, self._ops)
+        x, _ = norm(x, residual, self._parts.norm, self.config.rms_norm_eps)
         assert len(logits) == len(x), "torch resizes what does not fit"
         self._parts.head(x, logits)
         if self.config.logits_divisor != 1:

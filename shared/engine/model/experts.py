@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import grouped_mm
 
 from shared.engine.checkpoint.dtypes import dtype_name
@@ -29,6 +30,7 @@ class Experts:
     router: Router
     products: ExpertProducts
     shared: GatedMLP | None
+    held: range | None = None  # experts of this rank; None: all
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -36,8 +38,17 @@ class Experts:
         if self.bias is not None:
             logits = logits + self.bias
         chosen, weights = self.router(logits)
+        if self.held is not None:
+            chosen, weights = of_bank(self.held, chosen, weights)
         found = self.products(x, chosen, weights)
         return found if self.shared is None else found + self.shared(x)
+
+
+def of_bank(held: range, chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Name chosen experts by their place in the bank of a rank that holds these; see `ExpertProducts`."""
+    places = chosen - held.start
+    elsewhere = (places < 0) | (places >= len(held))
+    return places.masked_fill_(elsewhere, len(held)), weights.masked_fill(elsewhere, 0.0)
 
 
 # Where torch's grouped product has a kernel. Elsewhere it waits for each step's counts; on 10.3 it was seen to fail.
@@ -99,7 +110,11 @@ class GroupedExperts:
             self._gate_up, self._down = (unpacked.of(each, bank.dtype) for each in (bank.gate_up, bank.down))
         else:
             self._gate_up, self._down = grouped(bank.gate_up), grouped(bank.down)
-        self._gate_up_bias, self._down_bias = bank.gate_up_bias, bank.down_bias
+        self._cut = bank.layer_experts is not None
+        self._gate_up_bias, self._down_bias = (
+            functional.pad(bias, (0, 0, 0, 1)) if bias is not None and self._cut else bias
+            for bias in (bank.gate_up_bias, bank.down_bias)
+        )
         self._gated = gated
         self._numbers = torch.arange(bank.experts, device=bank.device)
 
@@ -116,7 +131,7 @@ class GroupedExperts:
         if self._down_bias is not None:
             rows += self._down_bias.index_select(0, of_expert)
         rows = torch.empty_like(rows).index_copy_(0, order, rows)
-        return _weighted(rows, weights).to(x.dtype)
+        return _weighted(rows, weights, cut=self._cut).to(x.dtype)
 
 
 # Numbers of a part of packed matrices that are unpacked at a time.
@@ -202,17 +217,23 @@ class PackedExperts:
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `ExpertProducts`."""
         bank, few = self._bank, self._few
-        if self._many is not None and chosen.numel() > MANY_ROWS * bank.experts:
+        if self._many is not None and chosen.numel() > MANY_ROWS * (bank.layer_experts or bank.experts):
             return self._many(x, chosen, weights)
         plan = few.plan(chosen, bank.experts)
         rows = self._gated(few.multiply(x, plan, bank.gate_up, bank.gate_up_bias))
         rows = few.multiply(rows, plan, bank.down, bank.down_bias)
-        return _weighted(rows, weights).to(x.dtype)
+        return _weighted(rows, weights, cut=bank.layer_experts is not None).to(x.dtype)
 
 
-def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
-    """Sums of each token's rows times weights [tokens, experts of a token], which are float32, as sums are."""
-    return (rows.view(*weights.shape, -1) * weights.unsqueeze(2)).sum(1)
+def _weighted(rows: Tensor, weights: Tensor, *, cut: bool) -> Tensor:
+    """Sums of each token's rows times weights [tokens, experts of a token], which are float32, as sums are.
+
+    `cut`: rows of weight 0 may be any bits, since their experts are on other ranks.
+    """
+    by_token = rows.view(*weights.shape, -1)
+    if cut:
+        by_token = by_token.masked_fill((weights == 0).unsqueeze(2), 0.0)
+    return (by_token * weights.unsqueeze(2)).sum(1)
 
 
 class SeparateExperts:
@@ -240,8 +261,8 @@ class SeparateExperts:
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `ExpertProducts`."""
-        given = x.new_empty(*chosen.shape, x.shape[1])
-        for expert in sorted(set(chosen.flatten().tolist())):
+        given = x.new_zeros(*chosen.shape, x.shape[1])
+        for expert in sorted(set(chosen.flatten().tolist()) - {len(self._mlps)}):
             tokens, places = torch.where(chosen == expert)
             given[tokens, places] = self._mlps[expert](x[tokens])
         found = torch.zeros_like(x)

@@ -28,14 +28,12 @@ class DecoderWeights:
         self.source = source
         self._parts = packed_parts(config) if config.packed else {}
 
-    def matrix(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
-        """The weight of a linear of this name, [outputs, inputs]; `ModelError` unless it is there."""
-        folder, _, part = name.rpartition(".")
-        if part not in self._parts:
-            return self.source.take(f"{name}.weight", (outputs, inputs), dtype)
-        packed, first, rows = self._parts[part]
-        own = Part(first, first + outputs)
-        return self.source.take(f"{folder}.{packed}.weight", (rows, inputs), dtype, own)
+    def matrix(
+        self, name: str, outputs: int, inputs: int, dtype: torch.dtype, part: Part | None = None
+    ) -> Tensor:
+        """The weight of a linear of this name, [outputs, inputs], or a part of it; `ModelError` unless it is there."""
+        stored, rows, own = self._linear(name, outputs, part)
+        return self.source.take(f"{stored}.weight", (rows, inputs), dtype, own)
 
     def format_of(self, names: Sequence[str]) -> WeightFormat | None:
         """How linears that are computed as one are stored; None: not quantized."""
@@ -49,16 +47,33 @@ class DecoderWeights:
         return self._config.experts_format(prefix, experts)
 
     def narrow(
-        self, names: Sequence[str], sizes: Sequence[int], inputs: int, form: WeightFormat
+        self, pairs: Sequence[tuple[str, int]], inputs: int, form: WeightFormat, parts: Sequence[Part | None]
     ) -> NarrowWeight:
-        """The weight of linears that are computed as one, as it is stored; `ModelError` unless all of it is there."""
-        stored = self._stored(names, sizes)
-        return joined([take(self.source, form, name, outputs, inputs) for name, outputs in stored])
+        """The weight of linears that are computed as one, as it is stored; `ModelError` unless all of it is there.
+
+        `pairs`: the name of each and its outputs; `parts`: what is read of it.
+        """
+        names, sizes = zip(*pairs, strict=True)
+        if any(parts):
+            cuts = [self._linear(*pair, part) for pair, part in zip(pairs, parts, strict=True)]
+        else:  # what is stored as one is read as one
+            cuts = [(name, outputs, None) for name, outputs in self._stored(names, sizes)]
+        return joined([take(self.source, form, name, outputs, inputs, cut) for name, outputs, cut in cuts])
 
     def dequantized(self, name: str, outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
         """The weight of a linear of this name, [outputs, inputs], whatever it is stored in."""
         source = dequantized(self.source, self._config.quantization)
         return source.take(f"{name}.weight", (outputs, inputs), dtype)
+
+    def _linear(self, name: str, outputs: int, part: Part | None) -> tuple[str, int, Part | None]:
+        """The linear that the file holds for this one, its outputs, and what of it this one is, or a part of it."""
+        folder, _, last = name.rpartition(".")
+        if last not in self._parts:
+            return name, outputs, part
+        packed, first, rows = self._parts[last]
+        own = part or Part(0, outputs)
+        assert own.dim == 0
+        return f"{folder}.{packed}", rows, Part(first + own.start, first + own.stop)
 
     def _stored(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
         """The linears that the file holds for these, and their outputs."""
@@ -67,13 +82,13 @@ class DecoderWeights:
             return list(zip(names, sizes, strict=True))
         return [(f"{folder}.{self._parts[part][0]}", sum(sizes))]
 
-    def vector(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """A bias, [size]."""
-        return self.source.take(name, (size,), dtype)
+    def vector(self, name: str, size: int, dtype: torch.dtype, part: Part | None = None) -> Tensor:
+        """A bias, [size], or a part of it."""
+        return self.source.take(name, (size,), dtype, part)
 
-    def norm(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """What a norm multiplies with, [size]."""
-        weight = self.source.take(f"{name}.weight", (size,), dtype)
+    def norm(self, name: str, size: int, dtype: torch.dtype, part: Part | None = None) -> Tensor:
+        """What a norm multiplies with, [size], or a part of it."""
+        weight = self.source.take(f"{name}.weight", (size,), dtype, part)
         return (
             weight if not self._config.norm_offset else (weight.float() + self._config.norm_offset).to(dtype)
         )
@@ -86,16 +101,23 @@ class DecoderWeights:
             for place, name in _NORM_NAMES[self._config.norms].items()
         }
 
-    def qk_norms(self, number: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Norms of queries and keys, if the family has any: [head_dim], or [heads · head_dim] over all heads."""
+    def qk_norms(
+        self, number: int, dtype: torch.dtype, parts: Sequence[Part | None] = (None, None)
+    ) -> dict[str, Tensor]:
+        """Norms of queries and keys, if the family has any: [head_dim], or [heads · head_dim] over all heads.
+
+        `parts`: what is read of each if it is over all heads.
+        """
         config, prefix = self._config, f"model.layers.{number}.self_attn"
         heads = {"q_norm": config.heads, "k_norm": config.kv_heads}
         if config.qk_norm is QKNorm.NONE:
             return {}
         whole = config.qk_norm is QKNorm.WHOLE
         return {
-            name: self.norm(f"{prefix}.{name}", (count if whole else 1) * config.head_dim, dtype)
-            for name, count in heads.items()
+            name: self.norm(f"{prefix}.{name}", count * config.head_dim, dtype, part)
+            if whole
+            else self.norm(f"{prefix}.{name}", config.head_dim, dtype)
+            for (name, count), part in zip(heads.items(), parts, strict=True)
         }
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import NarrowWeight
 from shared.engine.quantized.packed_matrices import PackedMatrices
 
@@ -40,6 +41,7 @@ class ExpertBank:
     down: Tensor  # [experts, hidden, inner]
     gate_up_bias: Tensor | None = None  # [experts, 2 · inner]
     down_bias: Tensor | None = None  # [experts, hidden]
+    layer_experts: int | None = None  # of the layer, if other ranks have the others
 
     @property
     def experts(self) -> int:
@@ -65,6 +67,7 @@ class PackedBank:
     dtype: torch.dtype  # of what they are multiplied with
     gate_up_bias: Tensor | None = None  # [experts, 2 · inner]
     down_bias: Tensor | None = None  # [experts, hidden]
+    layer_experts: int | None = None  # of the layer, if other ranks have the others
 
     @property
     def experts(self) -> int:
@@ -91,11 +94,18 @@ class ExpertProducts(Protocol):
     """The MLPs of all experts of a layer."""
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [tokens, hidden], chosen int64 and weights float32 [tokens, experts of a token] → [tokens, hidden]."""
+        """x [tokens, hidden], chosen int64 and weights float32 [tokens, experts of a token] → [tokens, hidden].
+
+        What other ranks have is chosen as the number behind the bank's last expert, with a weight of 0; it gives 0.
+        """
 
 
 class Ops(Protocol):
     """What a decoder's layers are made of. x [tokens, …] in the model's dtype."""
+
+    @property
+    def share(self) -> Share:
+        """Which of the ranks that compute a model together this one is."""
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """weight [outputs, inputs], bias [outputs], kept as they are best read."""
@@ -116,6 +126,17 @@ class Ops(Protocol):
         self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor]:
         """The norm of x + residual, and that sum; both may overwrite the arguments."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, the same bits on each; may overwrite x."""
+
+    def sum_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """`add_rms_norm` of the sum of all ranks' x."""
+
+    def gather(self, x: Tensor) -> Tensor:
+        """All ranks' x in the order of ranks, [ranks, …]."""
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """[tokens, 2 · inner], gate first → [tokens, inner]."""

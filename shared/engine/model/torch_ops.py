@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from shared.engine.attention.heads import rms_norm
 from shared.engine.model.experts import GroupedExperts, SeparateExperts, UnpackedProducts
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear
+from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 
 # ---- linear layers: one whose row results do not depend on the other rows of the batch, and torch's own --------------
@@ -62,6 +63,8 @@ _GELU_SLOPE = 2 * math.sqrt(2 / math.pi)
 class TorchOps:
     """See `Ops`."""
 
+    share = Share()
+
     def __init__(self, linear: MakeLinear = plain_linear) -> None:
         """With another linear than torch's own a row has the same bits in any batch.
 
@@ -98,6 +101,20 @@ class TorchOps:
         """See `Ops`."""
         total = x + residual
         return rms_norm(total, weight, epsilon), total
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x
+
+    def sum_add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops`."""
+        return self.add_rms_norm(x, residual, weight, epsilon)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Ops`."""
+        return x.unsqueeze(0)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """See `Ops`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.weight_source import WeightSource
+from shared.engine.weight_source import Part, WeightSource
 from shared.primitives.errors import ModelError
 
 BLOCK = 32  # numbers with one scale
@@ -19,7 +19,9 @@ _EXPONENT_BIAS = 127
 SCALE_MAX = 148  # 2^21, up to which kernels multiply exactly; those of gpt-oss are below 1
 
 
-def take(weights: WeightSource, name: str, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+def take(
+    weights: WeightSource, name: str, shape: tuple[int, int, int], part: Part | None = None
+) -> tuple[Tensor, Tensor]:
     """The matrices [count, outputs, inputs] stored as NAME_blocks and NAME_scales: values [count, outputs, inputs / 2].
 
     Raises `ModelError` where one is missing or misshapen, where blocks do not divide the inputs, and where a scale is
@@ -28,8 +30,8 @@ def take(weights: WeightSource, name: str, shape: tuple[int, int, int]) -> tuple
     count, outputs, inputs = shape
     if inputs % BLOCK:
         raise ModelError(f"{name} has {inputs} inputs: expected whole blocks of {BLOCK}")
-    blocks = weights.take(f"{name}_blocks", (count, outputs, inputs // BLOCK, BLOCK // 2), torch.uint8)
-    scales = weights.take(f"{name}_scales", (count, outputs, inputs // BLOCK), torch.uint8)
+    blocks = weights.take(f"{name}_blocks", (count, outputs, inputs // BLOCK, BLOCK // 2), torch.uint8, part)
+    scales = weights.take(f"{name}_scales", (count, outputs, inputs // BLOCK), torch.uint8, part)
     if not scales.is_meta and (found := int(scales.amax())) > SCALE_MAX:
         raise ModelError(
             f"{name}_scales has a scale of 2^{found - _EXPONENT_BIAS}: expected at most 2^{SCALE_MAX - _EXPONENT_BIAS}"

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from shared.engine.attention.protocol import PagedBatch
+from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
+from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.cuda.host_stream import record_graph
+from shared.engine.model.loading import load_decoder
+from shared.engine.model.ops import Ops
+from shared.engine.model.rank_ops import RankOps
+from shared.engine.model.torch_ops import TorchOps
+from shared.engine.model.weights import Weights
 from shared.engine.parallel.collectives import Collectives, NcclCollectives
+from shared.engine.parallel.shares import ModelShare
+from shared.engine.quantized.linears import NONE
 
 
 def numbers_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -65,3 +78,41 @@ def digest(tensor: Tensor) -> str:
     return hashlib.blake2b(
         tensor.contiguous().view(torch.uint8).numpy().tobytes(), digest_size=16
     ).hexdigest()
+
+
+# ---- whole models ----------------------------------------------------------------------------------------------------
+
+PAGE_SIZE = 16
+
+
+def ops_of(collectives: Collectives, *, rounded: bool) -> Ops:
+    """Plain torch on one of several ranks. `rounded`: linears of 8 bits round what they read, as on a GPU."""
+    ops = TorchOps()
+    if not rounded:
+        ops.narrow_linear = NONE.linear  # type: ignore[method-assign]
+    return RankOps(ops, collectives) if collectives.share.ranks > 1 else ops
+
+
+def logits(
+    collectives: Collectives, folder: Path, token_ids: Sequence[int], steps: Sequence[int], rounded: bool
+) -> tuple[Any, str]:
+    """Logits float32 [tokens, vocab] after each token of a request that is computed in these steps, and their bits."""
+    assert sum(steps) == len(token_ids)
+    config, share = read_model_config(folder), collectives.share
+    config = config.at_context(config.context_len)
+    own, pages = ModelShare(config, share).config, -(-len(token_ids) // PAGE_SIZE)
+    cache = KVCache(own, PageCounts(pages), page_size=PAGE_SIZE, layout=KVLayout.KEYS_BY_TOKEN)
+    with torch.inference_mode():
+        with Weights(folder) as weights:
+            ops = ops_of(collectives, rounded=rounded)
+            model = load_decoder(config, weights, ops, context_len=config.context_len, dtype=torch.float32)
+        attention, table = ReferenceAttention(own, cache), torch.arange(pages, dtype=torch.int32).flip(0)
+        ids, done, found = torch.tensor(token_ids, dtype=torch.int32), 0, []
+        for step in steps:
+            batch = PagedBatch.of(
+                torch.tensor([step]), torch.tensor([done + step]), table.unsqueeze(0), PAGE_SIZE
+            )
+            found.append(model.run(ids[done : done + step], attention.plan(batch), None))
+            done += step
+    every = torch.cat(found)
+    return every.numpy(), digest(every)
