@@ -17,6 +17,7 @@ from shared.engine.cuda.platform import Platform
 from shared.engine.first_logits import require_numbers
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
+from shared.engine.parallel.shares import ModelShare
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import SCORES_A_RUN
@@ -48,7 +49,7 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
         stored=preferred_dtype(stored_dtype(folder), shape.quantization),
         capability=platform.capability,
     )
-    platform.check(shape, dtypes)
+    platform.check(ModelShare(shape, platform.ops.share).config, dtypes)
     eos_token_ids = read_eos_token_ids(folder)
     grammars = read_grammars(folder, shape.vocab_size, eos_token_ids)
     with Weights(folder, str(platform.device)) as weights:
@@ -91,11 +92,12 @@ def assemble(
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
 ) -> tuple[CudaDevice, KVCache, FittedPool]:
-    """A device for this decoder that has captured its graphs."""
+    """A device for this decoder, or for a rank's share of it, that has captured its graphs."""
     shape, dtypes = source.shape, source.dtypes
-    room = room_for(shape, dtypes, config, platform.memory)
+    own = ModelShare(shape, platform.ops.share).config
+    room = room_for(own, dtypes, config, platform.memory, platform.collectives)
     cache = KVCache(
-        shape,
+        own,
         PageCounts(room.pages, room.host_pages, known=1, padding=1),
         page_size=config.page_size,
         dtype=dtypes.kv,
@@ -116,7 +118,7 @@ def assemble(
         platform.forward,
         platform.copies,
         model,
-        platform.attention(shape, cache, config.slots, dtypes.weights),
+        platform.attention(own, cache, config.slots, dtypes.weights),
         platform.kernels,
         platform.ops,
         cache,

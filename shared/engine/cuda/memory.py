@@ -12,7 +12,9 @@ from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_b
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.cuda.kernels.step_kernels import STATE_WORDS
+from shared.engine.parallel.collectives import ALONE, Collectives
 from shared.kv.page_pool import pages_for_tokens
+from shared.primitives.errors import StartError
 
 GRAPH_TOKENS = 2048  # of an EXTEND step that a graph takes, at most
 # What a GPU computes while the host launches a layer, as found on one H100. Where a step has more of it, launches cost
@@ -22,7 +24,9 @@ GRAPH_BYTES = 2**30  # graphs of all buckets, and what libraries allocate at fir
 HOST_CONTEXT_LEN = 512  # tokens on cuda-on-cpu, unless another number is asked for
 HOST_SHARE = 0.5  # of the host's budget that pages may lock: the rest is for buffers and the process itself
 PENALTY_BYTES = 16  # a token of the history of a row that is penalized, with its masks
+_NONE = -1  # what a rank tells the others in place of pages, if it has no room
 ADJUSTED_COPIES = 6  # of a step's logits while rows are penalized
+GATHERED_COPIES = 2  # of them while they come from several ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,17 @@ def graph_tokens(shape: ModelConfig, most: int) -> int:
 
 
 def room_for(
-    shape: ModelConfig, dtypes: Dtypes, config: EngineConfig, memory: DeviceMemory | None
+    shape: ModelConfig,
+    dtypes: Dtypes,
+    config: EngineConfig,
+    memory: DeviceMemory | None,
+    collectives: Collectives = ALONE,
 ) -> FittedPool:
     """Pages for the model; `memory` None: the device is this host, and `config.budget` bounds it.
 
-    Raises `ConfigError` if the pages that were asked for do not fit, `ModelError` if the model does not.
+    Of several ranks each counts for its share of the model, `shape`, and all get as many pages as fit on the one with
+    the least room; ranks share the host. Raises `ConfigError` if the pages that were asked for do not fit, `ModelError`
+    if the model does not, on all ranks.
     """
     most, most_reason = _context(shape, config, memory)
     one_page = page_bytes(shape, config.page_size, dtypes.kv)
@@ -73,19 +83,52 @@ def room_for(
         reserve_bytes=sum(reserve.values()),
         reserve=f"reserve ({', '.join(f'{gib(size)} {kind}' for kind, size in reserve.items())})",
     )
-    budget = _budget(memory, config.device_memory_share) if memory else config.budget
-    pages, reason = choose_pages(demand, budget, config.pages)
+    host = _of_host(config.budget, collectives.share.ranks)
+    budget = _budget(memory, config.device_memory_share) if memory else host
+    pages, reason = pages_of_all(lambda: choose_pages(demand, budget, config.pages), collectives)
     context = min(most, pages * config.page_size)
     context_reason = most_reason if context == most else "all that the pages hold"
     host_pages = int(pages * config.host_fraction)
     if memory:
-        host_pages = min(host_pages, int(config.budget.memory_bytes * HOST_SHARE) // one_page)
+        host_pages = min(host_pages, int(host.memory_bytes * HOST_SHARE) // one_page)
     words = (
         f"{pages} KV pages of {config.page_size} tokens ({reason}), {host_pages} host pages, "
         f"context {context} tokens ({context_reason})"
     )
     kinds = {"weights": weights, "kv": pages * one_page, "host_kv": host_pages * one_page, **reserve}
     return FittedPool(pages, host_pages, context, words, kinds)
+
+
+def pages_of_all(choose: Callable[[], tuple[int, str]], collectives: Collectives) -> tuple[int, str]:
+    """The fewest pages that a rank chooses, and why: its own reason if this one does, else which one.
+
+    Raises what `choose` does, and `StartError` on the other ranks.
+    """
+    share = collectives.share
+    if share.ranks == 1:
+        return choose()
+    try:
+        pages, reason = choose()
+    except StartError:
+        collectives.numbers(_NONE)
+        raise
+    every = collectives.numbers(pages)
+    fewest = min(every)
+    rank = every.index(fewest)
+    if fewest == _NONE:
+        raise StartError(
+            f"rank {rank} of {share.ranks} has too little memory, and says of what in its own log"
+        )
+    if fewest < pages:
+        return fewest, f"all that rank {rank} of {share.ranks} has room for, this one for {pages}"
+    return pages, reason if max(every) == fewest else f"rank {share.rank} has room for the fewest: {reason}"
+
+
+def _of_host(budget: Budget, ranks: int) -> Budget:
+    """What each of several ranks may take of their host."""
+    if ranks == 1:
+        return budget
+    return Budget(budget.memory_bytes // ranks, f"{budget.origin}, shared by {ranks} ranks")
 
 
 def _context(shape: ModelConfig, config: EngineConfig, memory: DeviceMemory | None) -> tuple[int, str]:
@@ -132,10 +175,11 @@ def _reserve(
     if workspace:  # on a GPU graphs keep memory of their own
         tokens += min(tokens, graph_tokens(shape, GRAPH_TOKENS))
     words = STATE_WORDS + pages_for_tokens(context_len, config.page_size) + context_len + 1
+    copies = ADJUSTED_COPIES + (GATHERED_COPIES if shape.vocab_held else 0)
     reserve = {
         "workspace": workspace,
         "activations": tokens * row * dtypes.weights.itemsize,
-        "logits": ADJUSTED_COPIES * config.slots * shape.vocab_size * 4,
+        "logits": copies * config.slots * shape.vocab_size * 4,
         "penalties": PENALTY_BYTES * config.slots * context_len,
         "slots": (config.slots + 1) * words * 4,
         "graphs": GRAPH_BYTES,

@@ -32,7 +32,9 @@ from shared.engine.cuda.kernels.step_kernels import CudaKernels, ReferenceKernel
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.model.experts import GroupedExperts, check_experts, has_grouped
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
+from shared.engine.model.rank_ops import RankOps
 from shared.engine.model.torch_ops import TorchOps
+from shared.engine.parallel.collectives import ALONE, Collectives
 from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import NONE, ON_HOST, NarrowProducts
 from shared.engine.streams import Mark, Stream, Work
@@ -58,6 +60,7 @@ class Platform:
     graph_tokens: int  # of an EXTEND step that a graph takes, at most
     description: str
     determinism: str  # what tokens depend on beside the model: part of a worker's fingerprint
+    collectives: Collectives = ALONE  # those of `ops`
 
 
 def host_platform(threads: int) -> Platform:
@@ -65,13 +68,14 @@ def host_platform(threads: int) -> Platform:
     return host_platform_on(HostStream(threads), HostStream(1))
 
 
-def host_platform_on(forward: Stream, copies: Stream) -> Platform:
-    """Plain torch on these streams."""
+def host_platform_on(forward: Stream, copies: Stream, collectives: Collectives = ALONE) -> Platform:
+    """Plain torch on these streams, perhaps of one of several ranks."""
+    ranks = collectives.share.ranks
     return Platform(
         torch.device("cpu"),
         forward,
         copies,
-        TorchOps(),
+        TorchOps() if ranks == 1 else RankOps(TorchOps(), collectives),
         ReferenceKernels(),
         lambda config, cache, slots, _dtype: ReferenceAttention(config, cache, forward, slots),
         check=lambda _config, _dtypes: None,
@@ -79,8 +83,9 @@ def host_platform_on(forward: Stream, copies: Stream) -> Platform:
         capability=None,
         memory=None,
         graph_tokens=_HOST_GRAPH_TOKENS,
-        description="cpu by the path of a GPU",
-        determinism=f"cuda-on-cpu,torch-{torch.__version__}",
+        description="cpu by the path of a GPU" + (f", {ranks} ranks" if ranks > 1 else ""),
+        determinism=f"cuda-on-cpu,torch-{torch.__version__}" + (f",tp={ranks}" if ranks > 1 else ""),
+        collectives=collectives,
     )
 
 

@@ -59,6 +59,9 @@ class Alone:
         return [number]
 
 
+ALONE = Alone()
+
+
 class GlooCollectives:
     """Ranks on CPUs."""
 
@@ -103,8 +106,8 @@ def _sum_by_rank(x: Tensor, group: str) -> None:
 
 def _gather_by_rank(x: Tensor, found: Tensor, group: str) -> None:
     # as bytes: gloo knows few types
-    octets, of_all = x.flatten().view(torch.uint8), found.flatten().view(torch.uint8)
-    dist.all_gather_into_tensor(of_all, octets, group=_group(group))
+    octets = [part.flatten().view(torch.uint8) for part in found]
+    dist.all_gather(octets, x.flatten().view(torch.uint8), group=_group(group))
 
 
 def _group(name: str) -> dist.ProcessGroup:
@@ -131,9 +134,9 @@ class NcclCollectives:
 
     def gather(self, x: Tensor) -> Tensor:
         """See `Collectives`."""
-        found = x.new_empty(self.share.ranks * len(x), *x.shape[1:])
-        dist.all_gather_into_tensor(found, x.contiguous(), group=self._group)
-        return found.view(self.share.ranks, *x.shape)
+        found = x.new_empty(self.share.ranks, *x.shape)
+        dist.all_gather(list(found), x.contiguous(), group=self._group)
+        return found
 
     def numbers(self, number: int) -> list[int]:
         """See `Collectives`."""

@@ -7,15 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from shared.engine.attention.protocol import PagedBatch
 from shared.engine.attention.reference import ReferenceAttention
+from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import read_model_config
-from shared.engine.cuda.host_stream import record_graph
+from shared.engine.config import EngineConfig
+from shared.engine.cuda import host_stream
+from shared.engine.cuda.host_stream import HostStream, record_graph
+from shared.engine.cuda.loading import load_on
+from shared.engine.cuda.memory import DeviceMemory, room_for
+from shared.engine.cuda.platform import host_platform_on
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import Ops
 from shared.engine.model.rank_ops import RankOps
@@ -23,7 +30,10 @@ from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
 from shared.engine.parallel.collectives import Collectives, NcclCollectives
 from shared.engine.parallel.shares import ModelShare
+from shared.engine.parts import LoadJob
 from shared.engine.quantized.linears import NONE
+from shared.primitives.errors import StartError
+from tests.unit.engine.driver import Driver, tokens_of
 
 
 def numbers_of(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -116,3 +126,58 @@ def logits(
             done += step
     every = torch.cat(found)
     return every.numpy(), digest(every)
+
+
+# ---- devices with graphs ---------------------------------------------------------------------------------------------
+
+
+class RankDriver(Driver):
+    """Drives the device of one of several ranks; all ranks are driven alike."""
+
+    def __init__(self, collectives: Collectives, folder: Path, config: EngineConfig) -> None:
+        self.logits, self.tokens, self.step = {}, {}, 0
+        shape = read_model_config(folder).at_context(config.context_len or 0)
+        platform = host_platform_on(HostStream(1), HostStream(1), collectives)
+        job = LoadJob(folder, config, shape, lambda _what, _share: None, self._record)
+        self.engine = load_on(platform, job)
+        self.device = self.engine.device
+
+
+def driven(collectives: Collectives, folder: Path, config: EngineConfig, lens: list[int], eager: bool) -> Any:
+    """Logits of each slot, float32 [rows, vocab], and the graphs that were replayed, by their bucket.
+
+    A prompt for each slot, of these numbers of tokens, and steps of each number of rows. `eager`: no graph is captured,
+    and each bucket's operations run again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if eager:
+            patch.setattr(host_stream, "record_graph", lambda work: work)
+        driver = RankDriver(collectives, folder, config)
+        width = -(-(max(lens) + 2 * len(lens)) // config.page_size)
+        for slot, length in enumerate(lens):
+            pages = range(slot * width, (slot + 1) * width)
+            driver.prefill(slot, tokens_of(slot, length, 257), pages)
+        for rows in range(1, len(lens) + 1):
+            driver.decode(list(range(rows)), 1)
+        counters: Any = driver.device.counters
+        graphs = dict(counters.graph_steps), dict(counters.extend_graph_steps)
+        driver.close()
+    found = {slot: torch.stack(rows) for slot, rows in driver.logits.items()}
+    return (
+        {slot: rows.numpy() for slot, rows in found.items()},
+        driver.tokens,
+        graphs,
+        driver.engine.description,
+    )
+
+
+def room(collectives: Collectives, folder: Path, config: EngineConfig, free: list[int]) -> Any:
+    """What is planned on a GPU with so many free bytes on each rank; the sentence if it is refused."""
+    share = collectives.share
+    own = ModelShare(read_model_config(folder), share).config
+    memory = DeviceMemory(2**40, free[share.rank], lambda _shape, _slots: 2**20)
+    try:
+        found = room_for(own, Dtypes(torch.bfloat16, torch.bfloat16), config, memory, collectives)
+    except StartError as error:
+        return str(error)
+    return found.pages, found.host_pages, found.context_len, found.words, found.memory
