@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,9 @@ from statistics import median
 import pytest
 from tokenizers import Tokenizer
 
+from images.release.make import IMAGES as RELEASED
+from images.release.make import ROOT, make_release
+from images.release.publish import Registry
 from shared.local.model_store import resolve
 from tests.cluster.kubernetes import (
     COMMAND,
@@ -24,6 +28,7 @@ from tests.cluster.kubernetes import (
     stop_own,
 )
 from tests.cluster.load import STREAMS_AT_FAULT_MIN, LoadReport, Plan, ask, run_streams
+from tests.cluster.registry import require, running_registry
 from tests.cluster.release import HelmRelease
 from tests.waiting import until
 
@@ -78,6 +83,32 @@ def _own_cluster(folder: Path) -> Cluster:
         for archive in archives:
             load_image(archive.result())
     return cluster
+
+
+@pytest.fixture(scope="session")
+def registry_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("registry")
+
+
+@pytest.fixture(scope="session")
+def registry(registry_folder: Path) -> Iterator[Registry]:
+    """An empty registry on this machine, without TLS."""
+    with running_registry(registry_folder) as registry:
+        yield registry
+
+
+@pytest.fixture(scope="session")
+def made(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A release of HEAD for this registry: what `make release` makes, in another folder."""
+    require("buildah")
+    changed = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    if changed.stdout:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(
+            "a release is made of a commit: commit changes"
+        )
+    return make_release(tmp_path_factory.mktemp("made") / "release", registry.name, "", list(RELEASED))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """A release goes into a registry and comes back the same. Starts no cluster: the registry is a process of this machine.
 
 Needs what publishing needs: buildah with the images of this tree (`make images`), `skopeo` and `helm`; and Debian's
-`docker-registry`. The router's image is enough: all go one way, and compressing all three takes a minute.
+`docker-registry`.
 """
 
 from __future__ import annotations
@@ -10,78 +10,19 @@ import gzip
 import hashlib
 import json
 import os
-import shutil
-import socket
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx2
 import pytest
 
-from images.release.make import ROOT, ReleaseError, make_release
+from images.release.make import ROOT, ReleaseError
 from images.release.publish import Registry, publish
-from tests.charts.rendering import helm, run_helm
+from tests.charts.rendering import run_helm
 from tests.cluster.conftest import IMAGES
 from tests.cluster.kubernetes import image_tag
-from tests.waiting import until
-
-CONFIG = """version: 0.1
-storage: {{filesystem: {{rootdirectory: {folder}}}}}
-http: {{addr: '127.0.0.1:{port}'}}
-log: {{level: error}}
-"""
-
-
-def require(tool: str) -> str:
-    """Path of a program; without it the test is skipped, and fails in CI."""
-    if (found := shutil.which(tool)) is None:
-        missing = f"{tool} is not on PATH (Debian: apt-get install {tool})"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
-    return found
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """An empty registry on this machine, without TLS."""
-    folder = tmp_path_factory.mktemp("registry")
-    program = require("docker-registry")
-    require("skopeo")
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-    config = folder / "config.yml"
-    config.write_text(CONFIG.format(folder=folder / "data", port=port), encoding="utf-8")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen([program, "serve", config], stdout=log, stderr=log)
-    try:
-        until(lambda: answers(port), 30, "the registry listens")
-        yield Registry(f"127.0.0.1:{port}/ai", plain_http=True, helm=helm())
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def answers(port: int) -> bool:
-    """Whether a registry's API is there."""
-    try:
-        return httpx2.get(f"http://127.0.0.1:{port}/v2/").status_code == 200
-    except httpx2.TransportError:
-        return False
-
-
-@pytest.fixture(scope="module")
-def made(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A release of HEAD for this registry, with the router's image alone."""
-    require("buildah")
-    changed = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    if changed.stdout:
-        pytest.skip("a release is made of a commit, and this tree has changes")
-    return make_release(tmp_path_factory.mktemp("made") / "release", registry.name, "", ["router"])
+from tests.cluster.registry import require
 
 
 def pulled_chart(registry: Registry, folder: Path) -> Path:
@@ -145,8 +86,10 @@ def test_what_is_rendered_from_the_registry_names_the_image_by_its_digest(
     publish(made, registry)
     flags = ("--version", image_tag(), "--plain-http")
     rendered = run_helm("template", "segue", f"oci://{registry.name}/charts/segue", *flags)
-    [digest] = json.loads((made / "release.json").read_text())["images"].values()
-    assert f"image: {registry.name}/segue-router@{digest}" in rendered
+    digests = json.loads((made / "release.json").read_text())["images"]
+    assert len(digests) == len(IMAGES)
+    for tagged, digest in digests.items():
+        assert f"image: {registry.name}/{tagged.partition(':')[0]}@{digest}" in rendered
 
 
 def test_publishing_again_changes_nothing_and_another_image_of_the_tag_is_refused(
