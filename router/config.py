@@ -86,7 +86,7 @@ class RouterConfig(ProcessConfig):
 
     groups: ClassVar[Mapping[str, str]] = {
         "model": "model served_model_name model_aliases generation_config tool_call_parser reasoning_parser",
-        "network": "port allowed_hosts allowed_origins trusted_proxies",
+        "network": "port tls_cert tls_key allowed_hosts allowed_origins trusted_proxies",
         "workers": "discovery workers namespace slice_selector prefill_policy decode_policy",
         "tenants": "api_keys_file usage_log tenant_weights tenant_waiting_max tenant_running_max "
         "tenant_tokens_per_minute share_prefix_cache",
@@ -108,6 +108,12 @@ class RouterConfig(ProcessConfig):
         description="Further names of the model for clients, such as its Hub id. Answers have served_model_name.",
     )
     port: Port = Field(default=8000, description="Port of OpenAI's API and of /health.")
+    tls_cert: str = Field(
+        default="",
+        description="File with the certificate of that port and its chain, in PEM, together with tls_key. It is "
+        "followed as it changes; open connections keep theirs. Empty: plain HTTP.",
+    )
+    tls_key: str = Field(default="", description="File with the certificate's key, in PEM and not encrypted.")
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
         description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",

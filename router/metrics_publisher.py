@@ -15,6 +15,7 @@ from router.access.keyed_clients import KeyedClients
 from router.core.dispatch import RouterCore
 from router.discovery.static import Discovery
 from router.listener.connections import ClientConnections
+from router.listener.tls import ServerCertificate
 from router.openai.serving import OpenAIServing
 from shared.links.sockets import RouterLinks
 from shared.primitives.metric_fields import all_declared, durations
@@ -51,6 +52,7 @@ class MetricsPublisher:
         clients: ClientConnections,
         serving: OpenAIServing,
         keyed: KeyedClients | None = None,
+        certificate: ServerCertificate | None = None,
     ):
         self._serving = serving
         self._metrics = metrics
@@ -60,6 +62,7 @@ class MetricsPublisher:
         self._health = health
         self._clients = clients
         self._keyed = keyed
+        self._certificate = certificate
         self._loop = LoopCounters()
 
     async def publish_for_ever(self) -> None:
@@ -93,6 +96,9 @@ class MetricsPublisher:
             self._metrics.set(gauges.TOKENIZING, count, state=state)
         if self._keyed is not None:
             self._publish_keys(self._keyed)
+        if self._certificate is not None:
+            self._metrics.publish(self._certificate.counters)
+            self._metrics.set(gauges.CERTIFICATE_EXPIRY, self._certificate.expires_at)
         self._metrics.set(gauges.CONNECTIONS, len(self._clients))
         self._metrics.publish(logs.counters)
         self._discovery.publish(self._metrics)

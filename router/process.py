@@ -33,6 +33,7 @@ from router.discovery.static import Discovery, StaticDiscovery
 from router.discovery.worker_address import static_workers
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
+from router.listener.tls import ServerCertificate, certificate_of
 from router.metrics_publisher import MetricsPublisher
 from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
@@ -70,6 +71,7 @@ def serve(config: RouterConfig) -> None:
     discover = _discovery(config)
     keys = read_keys(config.link_keys_file, "router")
     ring = KeyRing(config.api_keys_file) if config.api_keys_file else None
+    certificate = certificate_of(config)
     listener = listen(config.host, config.port)
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
@@ -85,7 +87,19 @@ def serve(config: RouterConfig) -> None:
     defaults = _sampling_defaults(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(
-            _serve(config, discover, keys, ring, listener, tokenizer, defaults, health, metrics, admin)
+            _serve(
+                config,
+                discover,
+                keys,
+                ring,
+                certificate,
+                listener,
+                tokenizer,
+                defaults,
+                health,
+                metrics,
+                admin,
+            )
         )
 
 
@@ -121,6 +135,7 @@ async def _serve(
     discover: Discover,
     keys: LinkKeys,
     ring: KeyRing | None,
+    certificate: ServerCertificate | None,
     listener: socket.socket,
     tokenizer: Tokenizer,
     sampling_defaults: dict[str, float],
@@ -129,7 +144,7 @@ async def _serve(
     admin: AdminPort,
 ) -> None:
     core = RouterCore(config, asyncio.get_running_loop().time())
-    hello = _hello(config)
+    hello, breakage = _hello(config), Breakage()
     links = RouterLinks(
         keys,
         hello,
@@ -138,15 +153,13 @@ async def _serve(
         write_note=partial(write_note, logger="shared.links"),
     )
     listed = config.discovery == "static"
-    breakage = Breakage()
     shell = RouterShell(core, links, health.become_ready if listed else lambda: None, breakage.happened)
     prompts = Prompts(tokenizer, config)
-    resuming = Resuming(keys.own.secret)
+    resuming, clients = Resuming(keys.own.secret), ClientConnections(config)
     serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults, resuming)
     discovery = discover(links, health)
-    clients = ClientConnections(config)
     keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
-    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, serving, keyed)
+    figures = MetricsPublisher(metrics, core, links, discovery, health, clients, serving, keyed, certificate)
     peers = RouterPeers(hello.uid, discovery.routers)
     app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
     pages = RouterPages(admin.answer, figures.publish_for_scrape, shell, peers, config.prompts_max)
@@ -162,7 +175,8 @@ async def _serve(
             health.start_draining()
             shell.start_draining()
 
-        server = Server(app, config, clients, become_unready, lambda: serving.fail_all(SHUTTING_DOWN))
+        end_answers = partial(serving.fail_all, SHUTTING_DOWN)
+        server = Server(app, config, clients, become_unready, end_answers, certificate)
         await _serve_until_broken(server, listener, breakage)
     finally:
         publishing.cancel()

@@ -49,7 +49,10 @@ class Phase(Enum):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection; made by uvicorn's server, which gives all but `clients`."""
+    """One client connection; made by uvicorn's server, which gives all but `clients` and `plain`.
+
+    `plain`: the transport below that of the connection, which then is TLS.
+    """
 
     def __init__(
         self,
@@ -58,12 +61,14 @@ class ClientConnection(asyncio.Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        plain: asyncio.Transport | None = None,
     ):
         del app_state
         self.transport: asyncio.Transport  # both from `connection_made` on
         self.output: ClientOutput
         self.held_bytes = 0  # as `clients` was last told
         self._clients = clients
+        self._plain = plain
         self._settings = clients.settings
         self._app = config.loaded_app
         self._server_state = server_state
@@ -85,7 +90,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         self.transport = transport
-        self.output = ClientOutput(transport, self._settings.write_seconds_max, self._clients.written)
+        self.output = ClientOutput(
+            transport, self._settings.write_seconds_max, self._clients.written, self._plain
+        )
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn names only its own classes
         self._expect_within(self._settings.head_seconds_max)
         self._clients.admit(self)
@@ -263,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
             "http_version": head.version,
             "server": _address(self.transport, "sockname"),
             "client": _address(self.transport, "peername"),
-            "scheme": "http",
+            "scheme": "http" if self._plain is None else "https",
             "method": head.method,
             "root_path": "",
             "path": head.path.decode("latin-1"),
@@ -352,7 +359,7 @@ class ClientConnection(asyncio.Protocol):
         self._expect_within(LINGER_SECONDS)
         self._forget_input()
         self._set_reading()
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and self._plain is None:  # TLS ends in both directions at once
             self.transport.write_eof()
 
     def _disconnect(self) -> None:

@@ -63,6 +63,7 @@ class ClientCounters:
         "descriptors",
         "unread_bytes",
         "silent",
+        "handshake",
     )
     refusals: Counter[str] = counted_by(
         CounterMetric(

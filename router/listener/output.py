@@ -24,9 +24,15 @@ class ClientOutput:
     """Writes to one client. `on_written` is told the bytes of each write."""
 
     def __init__(
-        self, transport: asyncio.Transport, write_seconds_max: float, on_written: Callable[[int], None]
+        self,
+        transport: asyncio.Transport,
+        write_seconds_max: float,
+        on_written: Callable[[int], None],
+        plain: asyncio.Transport | None = None,
     ):
+        """`plain`: the transport below `transport`, where that is TLS; it has a buffer of its own."""
         self._transport = transport
+        self._plain = plain
         self._write_seconds_max = write_seconds_max
         self._on_written = on_written
         self._backlog_bytes: Callable[[], int] = int  # of the stream that is being answered; none: 0
@@ -39,7 +45,8 @@ class ClientOutput:
     @property
     def waiting_bytes(self) -> int:
         """Bytes that the kernel has not taken yet."""
-        return self._transport.get_write_buffer_size()
+        below = self._plain.get_write_buffer_size() if self._plain is not None else 0
+        return self._transport.get_write_buffer_size() + below
 
     def write(self, data: bytes) -> None:
         """Write to the client."""

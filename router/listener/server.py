@@ -14,6 +14,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,6 +23,7 @@ from router.config import RouterConfig
 from router.core.drain import RouterDrain, RouterDrainStep
 from router.listener.connection import ClientConnection
 from router.listener.connections import ClientConnections
+from router.listener.tls import ServerCertificate, TlsHandshake
 from shared.batch.effects import Note
 from shared.primitives.errors import StartError
 from shared.process.listening import listening_socket
@@ -47,11 +49,12 @@ class Server(uvicorn.Server):
         clients: ClientConnections,
         on_unready: Callable[[], None],
         end_answers: Callable[[], None],
+        certificate: ServerCertificate | None = None,
     ):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(ClientConnection, clients),  # type: ignore[arg-type]  # it is only called
+                http=_protocol(clients, certificate),  # type: ignore[arg-type]  # it is only called
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -67,6 +70,8 @@ class Server(uvicorn.Server):
         self._clients = clients
         self._on_unready = on_unready
         self._end_answers = end_answers
+        self._certificate = certificate
+        self._following: asyncio.Task[None] | None = None
         self._exit = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -92,12 +97,16 @@ class Server(uvicorn.Server):
         """Begin to listen."""
         await super().startup(sockets)
         self._clients.start()
+        if self._certificate is not None:
+            self._following = asyncio.create_task(self._certificate.read_for_ever())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening and wait until the drain is over; uvicorn waits for its connections as well."""
         await super().shutdown(sockets)
         await self._exit.wait()
         self._clients.stop()
+        if self._following is not None:
+            self._following.cancel()
 
     def _carry_out(self) -> None:
         loop = asyncio.get_running_loop()
@@ -137,6 +146,21 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         self.force_exit = True
+
+
+def _protocol(
+    clients: ClientConnections, certificate: ServerCertificate | None
+) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn makes for each connection: with a certificate, a handshake comes first."""
+    if certificate is None:
+        return partial(ClientConnection, clients)
+
+    def handshake(**given: Any) -> TlsHandshake:
+        return TlsHandshake(
+            clients, certificate, lambda plain: ClientConnection(clients, **given, plain=plain)
+        )
+
+    return handshake
 
 
 def listen(host: str, port: int) -> socket.socket:

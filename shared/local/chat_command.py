@@ -124,7 +124,7 @@ def _next_line(prompt: str) -> str | None:
 # The answer goes to stdout, everything else to stderr. Without a prompt it is a conversation, as `segue chat` has it.
 
 
-_SERVED = re.compile(r".* is served at (http://\S+)/v1,")
+_SERVED = re.compile(r".* is served at (https?://\S+)/v1,")
 END_SECONDS_MAX = 10.0
 
 

@@ -184,6 +184,12 @@ class LocalSettings:
         config = self.roles["router"].config
         return config.api_keys_file if isinstance(config, RouterConfig) else ""
 
+    @property
+    def has_tls(self) -> bool:
+        """Whether the API's port speaks TLS."""
+        config = self.roles["router"].config
+        return isinstance(config, RouterConfig) and bool(config.tls_cert)
+
 
 def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings:
     """Flags over `SEGUE_*` variables over the `--config` file over defaults. Raises ConfigError, one sentence."""

@@ -27,11 +27,17 @@ class Service:
     admin_address: str  # host:port of the router's metrics
     model: str
     has_key: bool  # clients must send $SEGUE_API_KEY
+    has_tls: bool = False
+
+    @property
+    def root(self) -> str:
+        """The URL of the router's API port."""
+        return f"{'https' if self.has_tls else 'http'}://{self.address}"
 
     @property
     def url(self) -> str:
         """The base URL of clients."""
-        return f"http://{self.address}/v1"
+        return f"{self.root}/v1"
 
     @property
     def curl(self) -> str:
@@ -124,7 +130,7 @@ class StartupConsole:
         if service.has_key:
             self.print_line("clients need a key; for these commands: export SEGUE_API_KEY=…")
         self.print_line(f"in Python: {service.python}")
-        self.print_line(f"at a terminal: {_typed()} chat --url http://{service.address}")
+        self.print_line(f"at a terminal: {_typed()} chat --url {service.root}")
         self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")
 
     def stop_progress(self) -> None:

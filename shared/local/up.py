@@ -102,7 +102,8 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         has_keys = _require_key(router, settings, stack)
         if not (is_loopback(host) or has_keys):
             console.print_line("the API is open to the network, without authentication: see --api-key")
-        service = Service(f"{_reachable(host)}:{router_port}", router.admin_address, name, has_keys)
+        address = f"{_reachable(host)}:{router_port}"
+        service = Service(address, router.admin_address, name, has_keys, settings.has_tls)
         ChildProcesses(children, console, service).run()
 
 

@@ -72,6 +72,10 @@ KEY_CONTEXT_TOKENS = GaugeMetric(
     "Tokens of the streams that run, prompts and outputs together, by the name of their API key: their part of the KV.",
     ("key",),
 )
+CERTIFICATE_EXPIRY = GaugeMetric(
+    "segue_tls_certificate_expiry_timestamp_seconds",
+    "When the certificate that new connections to a router get expires, in seconds since 1970.",
+)
 CONNECTIONS = GaugeMetric("segue_http_connections", "Client connections that are open at a router.")
 WORKERS = GaugeMetric("segue_workers", "Workers that are linked to a router, by role.", ("worker_role",))
 DISCOVERY_REACHABLE = GaugeMetric(

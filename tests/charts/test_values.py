@@ -364,3 +364,25 @@ def test_api_keys_reach_the_routers_as_hashes_and_the_smoke_test_in_plain() -> N
 def test_without_api_keys_nothing_of_them_is_rendered() -> None:
     text = json.dumps(objects(None, "auth.enabled=false"))
     assert not re.search("api.?key", text, re.IGNORECASE)
+
+
+def test_a_certificate_reaches_the_routers_alone_and_clients_are_told_of_https() -> None:
+    sets = ("router.tls.existingSecret=certificate",)
+    rendered = pods(objects(None, *sets))
+    volumes = {each["name"]: each for each in rendered["router"]["spec"]["volumes"]}
+    assert volumes["tls"]["secret"]["secretName"] == "certificate"
+    (mount,) = (each for each in container("router", *sets)["volumeMounts"] if each["name"] == "tls")
+    assert "subPath" not in mount  # a file mounted by itself is never updated
+    variables = environment(rendered["router"])
+    files = {f"{mount['mountPath']}/{item['path']}" for item in volumes["tls"]["secret"]["items"]}
+    assert {variables["SEGUE_TLS_CERT"], variables["SEGUE_TLS_KEY"]} == files
+    assert rendered["test"]["spec"]["containers"][0]["args"][0].startswith("https://")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container("router", *sets)[probe]["httpGet"].get("scheme", "HTTP") == "HTTP"
+    assert "SEGUE_TLS" not in str(rendered["prefill"]) + str(rendered["decode"])
+
+
+def test_without_a_certificate_nothing_of_tls_is_rendered() -> None:
+    rendered = pods(objects(None))
+    assert "SEGUE_TLS" not in str(rendered["router"])
+    assert rendered["test"]["spec"]["containers"][0]["args"][0].startswith("http://")

@@ -21,6 +21,7 @@ from router.access.key_ring import KeyCounters
 from router.config import RouterConfig
 from router.core.counters import RouterCounters
 from router.listener.connections import ClientCounters
+from router.listener.tls import CertificateCounters
 from router.metrics_publisher import LoopCounters
 from router.openai.answers.resumable_streams import ResumingCounters
 from router.openai.prompts.prompts import PromptCounters
@@ -85,8 +86,8 @@ MODELS: tuple[tuple[str, type[Settings], type[Settings] | None], ...] = (
 )
 
 COUNTERS = (
-    RouterCounters, ClientCounters, KeyCounters, ResumingCounters, PromptCounters, HttpCounters, LoopCounters,
-    PrefillCounters,
+    RouterCounters, ClientCounters, CertificateCounters, KeyCounters, ResumingCounters, PromptCounters, HttpCounters,
+    LoopCounters, PrefillCounters,
     DecodeCounters, StepCounters, LinkCounters, LogCounters, KvCounters, DeviceCounters,
 )  # fmt: skip
 KINDS = {CounterMetric: "counter", GaugeMetric: "gauge", HistogramMetric: "histogram"}

@@ -161,6 +161,11 @@ volumeMounts:
     mountPath: /etc/segue-api-keys
     readOnly: true
   {{- end }}
+  {{- if and (eq $role "router") $root.Values.router.tls.existingSecret }}
+  - name: tls
+    mountPath: /etc/segue-tls
+    readOnly: true
+  {{- end }}
   - name: scratch
     mountPath: /tmp
   {{- if include "segue.sharedMemory" (list $root $role) }}
@@ -227,6 +232,17 @@ volumeMounts:
     items:
       - key: keys
         path: keys
+{{- end }}
+{{- if and (eq $role "router") $root.Values.router.tls.existingSecret }}
+- name: tls
+  secret:
+    secretName: {{ $root.Values.router.tls.existingSecret | quote }}
+    defaultMode: 0440
+    items:
+      - key: tls.crt
+        path: tls.crt
+      - key: tls.key
+        path: tls.key
 {{- end }}
 - name: scratch
   emptyDir:

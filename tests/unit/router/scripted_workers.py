@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +28,7 @@ from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
+from router.listener.tls import certificate_of
 from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.app import make_app
@@ -278,7 +279,8 @@ class RunningRouter:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
         self._running = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "https" if given.tls_cert else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         # certificates take 20 ms to load
         self.http = httpx2.Client(base_url=self.url, timeout=20, verify=False)
         self.metrics = Metrics("router")
@@ -374,8 +376,10 @@ class RunningRouter:
             self.keyed = KeyedClients(ring, self._settings, lambda: self.routers_ready)
         behind_keys = self.keyed.guard if self.keyed else lambda app: app
         app = make_app(serving, self.health, router_peers.draw_rid, behind_keys)
+        self.certificate = certificate_of(self._settings)
+        end_answers = partial(serving.fail_all, failure)
         self._server = Server(
-            app, self._settings, self.clients, self.health.start_draining, lambda: serving.fail_all(failure)
+            app, self._settings, self.clients, self.health.start_draining, end_answers, self.certificate
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])
