@@ -24,7 +24,7 @@ COMMANDS = {
     "chat": "talk to a router that runs",
     "pull": "fetch or convert a model ahead of time, and say where it lies",
     "models": "list the models that this machine has, with their sizes",
-    "doctor": "say what this machine lacks for Segue",
+    "doctor": "say what this machine lacks for Segue, or what holds a running deployment back (--live)",
     "keys": "draw API keys for the clients of a router",
 }
 EPILOG = (
@@ -124,7 +124,9 @@ def command_parser() -> FlagParser:
 
     of["doctor"].add_argument("model", nargs="?", default="", help="a model that shall fit into memory")
     of["doctor"].add_argument("--port", type=int, default=8000, help="the port that shall be free")
-    of["doctor"].add_argument("--json", action="store_true", help="write the findings as one JSON list")
+    live = "name the bottleneck of the deployment whose admin ports these are: a router's, better with its workers'"
+    of["doctor"].add_argument("--live", nargs="+", metavar="URL", default=[], help=live)
+    of["doctor"].add_argument("--json", action="store_true", help="write what is found as JSON")
 
     actions = of["keys"].add_subparsers(title="actions", metavar="ACTION", dest="action")
     new = actions.add_parser("new", help="draw a key for a client, and show it once with its line")
@@ -163,6 +165,10 @@ def _carry_out(flags: argparse.Namespace) -> None:
             from shared.local.model_store import models
 
             models()
+        case "doctor" if flags.live:
+            from shared.local.live_doctor import live_doctor
+
+            live_doctor(flags.live, as_json=flags.json)
         case "doctor":
             from shared.local.doctor_command import doctor
 

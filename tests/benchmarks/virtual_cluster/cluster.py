@@ -48,6 +48,7 @@ class ClusterShape:
     prefill_workers: int = 1
     decode_workers: int = 1
     router: dict[str, object] = field(default_factory=dict)  # settings
+    router_event_seconds: float = 0.0  # of a router's loop for each event and token; 0: it is never late
     fabric: FabricSpeed = field(default_factory=FabricSpeed)
     slowness: Mapping[str, float] = field(default_factory=dict)  # of workers by uid: times as long as others
     faults: tuple[Callable[[VirtualCluster], None], ...] = ()  # each schedules what it does
@@ -88,8 +89,8 @@ class VirtualCluster:
         self._coming = 0  # requests that follow others
         self._turn = 0  # of the load balancer
 
-    def run(self) -> None:
-        """Live until every request has ended; raises `RequestsHangError` if some never do."""
+    def begin(self) -> None:
+        """Start all processes; requests come, and faults strike, while the timeline advances."""
         shape = self.shape
         for number in range(shape.prefill_workers):
             self.start_worker("prefill", f"prefill-{number}")
@@ -100,6 +101,11 @@ class VirtualCluster:
         for fault in shape.faults:
             fault(self)
         self._expect_next()
+
+    def run(self) -> None:
+        """Live until every request has ended; raises `RequestsHangError` if some never do."""
+        self.begin()
+        shape = self.shape
         end = START_SECONDS + shape.seconds + shape.end_seconds
         while self._arriving or self._coming or any(router.open for router in self.routers.values()):
             if not self.timeline.advance() or self.timeline.now > end:
@@ -128,6 +134,7 @@ class VirtualCluster:
         router = VirtualRouter(
             uid, self.rng.getrandbits(64), settings, process, self.network, context_len, self.recorder
         )
+        router.event_seconds = self.shape.router_event_seconds
         self.routers[uid] = router
         self.all_routers.append(router)
         for worker in self.workers.values():

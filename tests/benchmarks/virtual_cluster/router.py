@@ -49,6 +49,7 @@ class VirtualRouter:
         self.inputs: Counter[str] = Counter()
         self.notes: Counter[str] = Counter()
         self.open: dict[str, AnswerRecord] = {}
+        self.event_seconds = 0.0
         self.drain = RouterDrain(settings.endpoint_lag_seconds, settings.drain_seconds)
         self._context_len = context_len
         self._recorder = recorder
@@ -88,6 +89,7 @@ class VirtualRouter:
 
     def take(self, events: list[LinkEvent]) -> None:
         """Everything that the links have brought."""
+        self.process.block(self.process.now + self.event_seconds * len(events))
         for event in events:
             kind = "request"
             if isinstance(event, Received):

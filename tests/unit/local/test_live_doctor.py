@@ -1,0 +1,85 @@
+"""What `segue doctor --live` reads, and what it says where that is not there."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from shared.local.cli import run
+from shared.local.live_doctor import addresses_of, live_doctor, samples_of
+from shared.primitives.errors import DoctorError
+from shared.process import gauges
+from shared.process.admin_port import AdminPort
+from shared.process.health import Health, probe_pages
+from shared.process.metrics import Metrics
+
+
+def no_sleep(_seconds: float) -> None:
+    """The second scrape follows at once."""
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("http://127.0.0.1:9", "/metrics"),
+        ("127.0.0.1:9/", "/metrics"),
+        ("http://127.0.0.1:9/other", "/other"),
+    ],
+)
+def test_a_url_is_that_of_an_admin_port_unless_it_says_more(url: str, path: str) -> None:
+    assert addresses_of(url) == [("127.0.0.1", 9, path)]
+
+
+def test_a_name_of_several_addresses_is_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 8001)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.2", 8001)),
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fd00::1", 8001, 0, 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_named: pods)
+    assert [host for host, _, _ in addresses_of("http://segue-decode:8001")] == ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize("url", ["https://127.0.0.1:8001", "http://", "http://127.0.0.1:port"])
+def test_another_url_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(DoctorError, match=r"expected one like http://127\.0\.0\.1:8001"):
+        addresses_of(url)
+
+
+def test_a_port_at_which_nothing_listens_is_one_sentence() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        with pytest.raises(DoctorError, match=r"nothing answers at http://127\.0\.0\.1:"):
+            live_doctor([f"http://127.0.0.1:{held.getsockname()[1]}"], sleep=no_sleep)
+
+
+def test_a_router_without_requests_is_idle(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics("router")
+    metrics.set(gauges.REQUESTS_RUNNING, 0, state="waiting")
+    admin = AdminPort("127.0.0.1", 0, probe_pages(Health(60.0), metrics))
+    try:
+        live_doctor([f"http://127.0.0.1:{admin.port}"], as_json=True, sleep=no_sleep)
+    finally:
+        admin.close()
+    assert json.loads(capsys.readouterr().out)["cause"] == "idle"
+
+
+def test_workers_alone_are_asked_for_their_router() -> None:
+    admin = AdminPort("127.0.0.1", 0, probe_pages(Health(60.0), Metrics("decode")))
+    try:
+        with pytest.raises(DoctorError, match="give the URL of a router's admin port"):
+            live_doctor([f"http://127.0.0.1:{admin.port}"], sleep=no_sleep)
+    finally:
+        admin.close()
+
+
+def test_the_flag_leads_here() -> None:
+    with pytest.raises(DoctorError, match="no URL of an admin port"):
+        run(["doctor", "--live", "ftp://nowhere"])
+
+
+def test_samples_are_read_with_their_labels() -> None:
+    (sample,) = samples_of('# TYPE segue_slots_used gauge\nsegue_slots_used{role="decode"} 3.0\n')
+    assert (sample.name, dict(sample.labels), sample.value) == ("segue_slots_used", {"role": "decode"}, 3.0)
