@@ -16,10 +16,8 @@ import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 
 import uvloop
 
@@ -34,6 +32,7 @@ from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerUp, Received
 from shared.process import logs
 from shared.process.api_keys import ApiKey
+from shared.process.metrics import Metrics
 from shared.wire.baton import Baton, Holder, agent_name
 from shared.wire.messages import Finished, Generated, Hello, Joined, Limits, Message, Prefilled, Role, Row
 from shared.wire.sampled import Logprobs
@@ -95,6 +94,7 @@ class Bench:
         settings = RouterConfig(served_model_name="m", ready_max=1024)
         self.core = RouterCore(settings, asyncio.get_running_loop().time())
         self.shell = RouterShell(self.core, self.links)
+        self._metrics = Metrics("router")
         self._served = 0
         self._accounts: UsageAccounts | None = None
         if keys:
@@ -120,9 +120,7 @@ class Bench:
             await self._say({rid: Finished(rid, 1, tokens, "length") for rid in rids})
             for account in accounts:
                 self._close(account)
-            for field in fields(self.core.counters):
-                if isinstance(value := getattr(self.core.counters, field.name), deque):
-                    value.clear()  # as the shell does when it publishes
+            self._metrics.publish(self.core.counters)  # which counts each measurement in its histogram
         for handler in logging.getLogger().handlers:
             handler.flush()
         spent = time.process_time() - began
