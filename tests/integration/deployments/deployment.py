@@ -152,7 +152,7 @@ def _require_local_prompts(running: LocalDeployment) -> None:
     assert not running.processes("prefill")
     until(running.all_linked, 60, "the return of all workers")
     prompts, tokens = (
-        running.total("decode", f"segue_{name}_total") for name in ("local_prompts", "generated_tokens")
+        running.total("decode", f"segue_{name}_total") for name in ("local_prompts", "sampled_tokens")
     )
     assert prompts or not tokens
 

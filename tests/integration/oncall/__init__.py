@@ -1,0 +1,1 @@
+"""What on call asks of a deployment, asked of a real one."""

@@ -1,0 +1,220 @@
+"""The ten questions of docs/on-call.md, each asked of a real deployment in its incident, by a real Prometheus.
+
+In each the question finds what is wrong, and the other questions that could be suspected stay quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+
+import httpx2
+import pytest
+
+from shared.process.api_keys import key_line, new_key
+from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
+from tests.integration.deployments.thread_stop import stop_computing
+from tests.integration.oncall.watched import Watched, questions, watched
+from tests.waiting import until
+
+KEYS = {name: new_key() for name in ("greedy", "modest", "limited")}
+SUSPECTS = (1, 2, 4, 5, 6, 9, 10)  # quiet while little happens
+SLOTS = 4
+LONG = 3000  # tokens: a stream that outlasts its incident
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    limits = {"limited": "rpm=2"}
+    keys.write_text("".join(f"{key_line(name, key, limits.get(name, ''))}\n" for name, key in KEYS.items()))
+    config: RoleConfigs = {
+        "prefill": {"kvPages": 1200},
+        "decode": {"kvPages": 1600, "maxRunningRequests": SLOTS},
+        "router": {"apiKeysFile": str(keys), "tokenizerThreads": 1, "localPrefill": "fallback"},
+    }
+    with deployment("--decode", "2", config=config) as running, watched(running) as watch:
+        yield watch
+
+
+@pytest.fixture
+def watch(watching: Watched) -> Watched:
+    """What was before has left the window."""
+    watching.becomes_quiet(*SUSPECTS)
+    return watching
+
+
+@contextmanager
+def streams(
+    running: LocalDeployment, key: str, count: int, prompt: str = "Once upon a time"
+) -> Iterator[None]:
+    """So many streams of a key that run until the end of the context."""
+    ending = threading.Event()
+    headers = {"authorization": f"Bearer {KEYS[key]}"}
+
+    def read(number: int) -> None:
+        body = {"model": "smollm2", "prompt": f"{number}. {prompt}", "stream": True}
+        body |= {"max_tokens": LONG, "ignore_eos": True}
+        with (
+            httpx2.Client(timeout=120, verify=False) as http,
+            http.stream("POST", f"{running.url}/v1/completions", json=body, headers=headers) as stream,
+        ):
+            assert stream.status_code == 200, stream.read()
+            for _ in stream.iter_lines():
+                if ending.is_set():
+                    return
+
+    with ThreadPoolExecutor(count) as clients:
+        reading = [clients.submit(read, number) for number in range(count)]
+        try:
+            until(lambda: running.live_requests("decoding") >= count, 60, f"{count} streams")
+            yield
+        finally:
+            ending.set()
+        for each in reading:
+            each.result(60)
+    until(lambda: not running.live_requests("decoding"), 60, "the end of the streams")
+
+
+@contextmanager
+def slowed(pid: int) -> Iterator[None]:
+    """A process that stands still four fifths of the time."""
+    ending = threading.Event()
+
+    def hold_up() -> None:
+        while not ending.wait(0.02):
+            os.kill(pid, signal.SIGSTOP)
+            ending.wait(0.08)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
+        os.kill(pid, signal.SIGCONT)
+
+
+def post(running: LocalDeployment, key: str, path: str, **body: object) -> httpx2.Response:
+    headers = {"authorization": f"Bearer {KEYS[key]}"}
+    return httpx2.post(f"{running.url}{path}", json=body, headers=headers, timeout=120, verify=False)
+
+
+def test_the_page_has_ten_questions_and_a_query_for_each() -> None:
+    assert sorted(questions()) == list(range(1, 11))
+
+
+def test_nobody_is_suspected_while_little_happens(watch: Watched) -> None:
+    with streams(watch.running, "modest", 2), streams(watch.running, "greedy", 2):
+        watch.says(3, lambda said: not said)
+        watch.becomes_quiet(*SUSPECTS)
+        watch.quiet(8)
+
+
+def test_a_slowed_decode_worker_is_found_by_its_steps(watch: Watched) -> None:
+    slow, _ = watch.running.processes("decode")
+    with streams(watch.running, "modest", 4), slowed(slow.pid):
+        watch.says(1, lambda said: [*said] == [(slow.uid,)])
+        watch.quiet(2, 4, 5, 6, 9, 10)
+
+
+def test_a_greedy_key_is_found_while_its_streams_run(watch: Watched) -> None:
+    with streams(watch.running, "modest", 1), streams(watch.running, "greedy", 4):
+        watch.says(3, lambda said: [*said] == [("greedy",)])
+        watch.quiet(2, 4, 5, 6, 9)
+
+
+def test_workers_that_are_nearly_full_are_found_before_anything_is_refused(watch: Watched) -> None:
+    with streams(watch.running, "modest", 2 * SLOTS):
+        decode = {(each.uid,) for each in watch.running.processes("decode")}
+        watch.says(4, lambda said: said.keys() == decode)
+        watch.says(10, lambda said: ("decode",) in said)
+        watch.quiet(2, 6, 9)  # a machine of few cores has a slow router, too
+
+
+def test_a_tokenizer_that_is_flooded_is_found_at_its_router(watch: Watched) -> None:
+    ending = threading.Event()
+    text = "a word and another one, " * 1000
+
+    def flood() -> None:
+        while not ending.is_set():
+            post(watch.running, "modest", "/tokenize", prompt=text)
+
+    (router,) = watch.running.processes("router")
+    with ThreadPoolExecutor(6) as clients:
+        flooding = [clients.submit(flood) for _ in range(6)]
+        try:
+            watch.says(5, lambda said: [*said] == [(router.uid,)])
+            watch.says(7, lambda said: [*said] == [("tokenizing",)])
+            watch.quiet(1, 2, 4, 6, 9, 10)
+        finally:
+            ending.set()
+    for each in flooding:
+        each.result(60)
+
+
+def test_429_is_told_by_its_code(watch: Watched) -> None:
+    body = {"model": "smollm2", "prompt": "abc", "max_tokens": 1}
+    statuses = [post(watch.running, "limited", "/v1/completions", **body).status_code for _ in range(6)]
+    assert statuses.count(429) == 4
+    watch.says(6, lambda said: [*said] == [("key_rpm",)])
+    watch.quiet(2, 4, 9, 10)
+
+
+def test_a_first_token_that_is_late_at_prefill_is_told_by_its_stage(watch: Watched) -> None:
+    (prefill,) = watch.running.processes("prefill")
+    numbers = iter(range(10_000))
+    ending = threading.Event()
+
+    def ask() -> None:
+        while not ending.is_set():
+            prompt = f"{next(numbers)} " + "once upon a time " * 60
+            post(watch.running, "modest", "/v1/completions", model="smollm2", prompt=prompt, max_tokens=1)
+
+    with ThreadPoolExecutor(1) as clients, slowed(prefill.pid):
+        asking = clients.submit(ask)
+        try:
+            watch.says(7, lambda said: [*said] == [("prefill_compute",)])
+            watch.becomes_quiet(5)
+            watch.quiet(1, 2, 4, 6, 9)
+        finally:
+            ending.set()
+    asking.result(60)
+
+
+def test_a_roll_loses_nothing_and_a_killed_worker_is_told_by_its_cause(watch: Watched) -> None:
+    running = watch.running
+    with streams(running, "modest", 4):
+        drained, killed = running.processes("decode")
+        os.kill(drained.pid, signal.SIGTERM)
+        until(lambda: running.total("router", "segue_drain_seconds_count") == 1, 60, "the end of the drain")
+        until(running.all_linked, 60, "its return")
+        watch.quiet(9)
+        os.kill(killed.pid, signal.SIGKILL)
+        watch.says(9, lambda said: [*said] == [("lost_decode",)])
+        until(running.all_linked, 60, "the return of the other one")
+        watch.quiet(2, 6)
+
+
+def test_a_worker_whose_device_hangs_is_found_with_the_requests_that_wait_for_it() -> None:
+    config: RoleConfigs = {"decode": {"stepSecondsMax": 60}}  # its router would continue the stream elsewhere
+    with deployment(config=config) as running, watched(running) as watch, ExitStack() as hang:
+        (decode,) = running.processes("decode")
+        body = {"model": "smollm2", "prompt": "Once", "stream": True, "max_tokens": LONG, "ignore_eos": True}
+        http = hang.enter_context(httpx2.Client(timeout=120, verify=False))
+        stream = hang.enter_context(http.stream("POST", f"{running.url}/v1/completions", json=body))
+        lines = stream.iter_lines()  # kept: its end would end the stream
+        next(lines)
+        watch.quiet(8)
+        with ExitStack() as stopped:
+            stop_computing(decode, stopped)
+            watch.says(8, lambda said: said.keys() == {(decode.uid,), ("decoding",)})
+            watch.quiet(2, 4, 5, 6, 9)
+        watch.becomes_quiet(8)
