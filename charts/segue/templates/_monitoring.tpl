@@ -24,7 +24,7 @@
 {{- $text := .Files.Get "files/rules.yaml" -}}
 {{- $text = $text | replace "<release>" (printf "namespace=%q,segue_release=%q" .Release.Namespace .Release.Name) -}}
 {{- $text = $text | replace "<roles>" (include "segue.neededRoles" .) -}}
-{{- $text = $text | replace "<ttft>" (toJson $slo.ttftSeconds) | replace "<itl>" (toJson $slo.itlSeconds) -}}
+{{- $text = $text | replace "<ttft>" (toJson $slo.ttftSeconds) | replace "<itl>" (toJson $slo.itlSeconds) | replace "<lag>" (toJson $slo.loopLagSeconds) -}}
 {{- $when := dict "rdma" .Values.rdma.enabled -}}
 {{- $runbooks := include "segue.runbookUrl" . -}}
 {{- $groups := list -}}
