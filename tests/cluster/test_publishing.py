@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -89,7 +90,8 @@ def test_what_is_rendered_from_the_registry_names_the_image_by_its_digest(
     digests = json.loads((made / "release.json").read_text())["images"]
     assert len(digests) == len(IMAGES)
     for tagged, digest in digests.items():
-        assert f"image: {registry.name}/{tagged.partition(':')[0]}@{digest}" in rendered
+        reference = f"{registry.name}/{tagged.partition(':')[0]}@{digest}"
+        assert re.search(rf'image: "?{reference}"?$', rendered, re.MULTILINE), reference
 
 
 def test_publishing_again_changes_nothing_and_another_image_of_the_tag_is_refused(
