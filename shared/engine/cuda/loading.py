@@ -17,6 +17,7 @@ from shared.engine.cuda.platform import Platform
 from shared.engine.first_logits import require_numbers
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
+from shared.engine.parallel.collectives import require_same_bits
 from shared.engine.parallel.shares import ModelShare
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
@@ -96,6 +97,8 @@ def assemble(
     shape, dtypes = source.shape, source.dtypes
     own = ModelShare(shape, platform.ops.share).config
     room = room_for(own, dtypes, config, platform.memory, platform.collectives)
+    if platform.collectives.share.ranks > 1:
+        require_same_bits(platform.collectives, platform.device, dtypes.weights)
     cache = KVCache(
         own,
         PageCounts(room.pages, room.host_pages, known=1, padding=1),

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shared.engine.parallel.shares import Share
+from shared.primitives.errors import StartError
 
 
 class Collectives(Protocol):
@@ -86,6 +87,28 @@ class GlooCollectives:
         """See `Collectives`."""
         found: list[int] = self.gather(torch.tensor([number])).flatten().tolist()
         return found
+
+
+# Numbers that are added up at start: libraries choose kernels by size. 4 KiB to 8 MiB in 16 bits.
+_CHECKED_SIZES = (2**11, 2**15, 2**19, 2**22)
+
+
+def require_same_bits(collectives: Collectives, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `StartError` unless sums of numbers of this type have the same bits on all ranks; waits for all."""
+    share, generator = collectives.share, torch.Generator().manual_seed(collectives.share.rank)
+    for size in _CHECKED_SIZES:
+        # Two ranks have numbers that cancel, so large that what is added between them is lost: the order shows.
+        places, numbers = torch.arange(size) % share.ranks, torch.randn(size, generator=generator) * 2.0**-12
+        numbers += 2.0**15 * (places == share.rank) - 2.0**15 * ((places + 1) % share.ranks == share.rank)
+        total = collectives.sum(numbers.to(device, dtype)).cpu()
+        octets = total.view(torch.uint8).long()
+        found = collectives.numbers(int((octets * torch.arange(1, len(octets) + 1)).sum()))
+        if strange := [rank for rank, bits in enumerate(found) if bits != found[0]]:
+            raise StartError(
+                f"a sum of {size} numbers has other bits on rank {strange[0]} than on rank 0, by "
+                f"{type(collectives).__name__}: expected the same on all {len(found)}; ranks would choose other "
+                "experts and write other keys, so none may start"
+            )
 
 
 # Operations of torch that say what they write: a graph on the CPU repeats them by that (`cuda.host_stream`). Those of

@@ -28,7 +28,12 @@ from shared.engine.model.ops import Ops
 from shared.engine.model.rank_ops import RankOps
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
-from shared.engine.parallel.collectives import Collectives, NcclCollectives
+from shared.engine.parallel.collectives import (
+    Collectives,
+    GlooCollectives,
+    NcclCollectives,
+    require_same_bits,
+)
 from shared.engine.parallel.shares import ModelShare
 from shared.engine.parts import LoadJob
 from shared.engine.quantized.linears import NONE
@@ -59,6 +64,30 @@ def summed_by_backend(collectives: Collectives, shape: tuple[int, ...]) -> Any:
     rank = by_backend.share.rank
     total = by_backend.sum(numbers_of(rank, shape, torch.float32))
     return total.numpy(), by_backend.gather(numbers_of(rank, shape, torch.float32)).numpy()
+
+
+class OwnRankFirst(GlooCollectives):
+    """A mistake: from some size on each rank adds the others' numbers to its own."""
+
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Collectives`."""
+        if x.numel() < 2**19:
+            return super().sum(x)
+        first, *others = self.gather(x).roll(-self.share.rank, 0).float()
+        total: Tensor = sum(others, first)
+        return total.to(x.dtype)
+
+
+def checked(collectives: Collectives, dtype: torch.dtype, mistaken: bool) -> str:
+    """What the check at start says."""
+    assert isinstance(collectives, GlooCollectives)
+    if mistaken:
+        collectives = OwnRankFirst(dist.distributed_c10d._resolve_process_group(collectives._name))  # type: ignore[attr-defined]
+    try:
+        require_same_bits(collectives, torch.device("cpu"), dtype)
+    except StartError as error:
+        return str(error)
+    return "ok"
 
 
 def replayed(collectives: Collectives, times: int) -> Any:

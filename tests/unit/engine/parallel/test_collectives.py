@@ -62,6 +62,16 @@ def test_by_torchs_own_collectives_all_ranks_have_the_same_bits(
             assert np.array_equal(every[rank], numbers_of(rank, (5, 33), torch.float32).numpy())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_start_compares_the_bits_of_all_ranks(dtype: torch.dtype, rank_processes: RankProcesses) -> None:
+    """With three ranks or more: of two numbers the sum has one order."""
+    assert rank_processes.run(4, rank_jobs.checked, dtype, False) == ["ok"] * 4
+    for sentence in rank_processes.run(4, rank_jobs.checked, dtype, True):
+        assert sentence.startswith(
+            "a sum of 524288 numbers has other bits on rank 1 than on rank 0, by OwnRankFirst"
+        )
+
+
 def test_one_rank_adds_nothing() -> None:
     x = torch.ones(2, 3)
     assert Alone().sum(x) is x

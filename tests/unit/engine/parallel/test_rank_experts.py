@@ -23,7 +23,7 @@ from shared.engine.model.torch_ops import TorchOps, plain_linear
 from shared.engine.parallel.shares import Share
 from shared.engine.quantized.packed_matrices import PackedMatrices
 from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
-from tests.unit.engine.experts.packed_banks import mxfp4_matrices
+from tests.unit.engine.experts.packed_banks import MATRICES
 
 EXPERTS, CHOSEN, TOKENS, HIDDEN, INNER = 7, 3, 11, 64, 32
 GATED = TorchOps().silu_and_mul
@@ -37,14 +37,20 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> PackedKernels:
     )
 
 
-def ways(kernels: PackedKernels) -> dict[str, tuple[bool, Make]]:
-    """Whether the bank is packed, and the products."""
+def ways(kernels: PackedKernels) -> dict[str, tuple[str | None, Make]]:
+    """What the bank is packed in, and the products."""
+
+    def packed(bank: Bank) -> ExpertProducts:
+        return PackedExperts(_packed(bank), GATED, kernels, None)
+
     return {
-        "grouped": (False, lambda bank: GroupedExperts(bank, GATED)),
-        "separate": (False, lambda bank: SeparateExperts(bank, GATED, plain_linear)),
-        "unpacked": (True, lambda bank: GroupedExperts(bank, GATED, UnpackedProducts())),
-        "packed": (True, lambda bank: PackedExperts(_packed(bank), GATED, kernels, None)),
-        "separate, packed": (True, lambda bank: SeparateExperts(bank, GATED, plain_linear)),
+        "grouped": (None, lambda bank: GroupedExperts(bank, GATED)),
+        "separate": (None, lambda bank: SeparateExperts(bank, GATED, plain_linear)),
+        "unpacked": ("mxfp4", lambda bank: GroupedExperts(bank, GATED, UnpackedProducts())),
+        "packed": ("mxfp4", packed),
+        "packed, 4 bits": ("int4 by 32", packed),
+        "packed, 8 bits": ("fp8 by row", packed),
+        "separate, packed": ("mxfp4", lambda bank: SeparateExperts(bank, GATED, plain_linear)),
     }
 
 
@@ -53,7 +59,7 @@ def _packed(bank: Bank) -> PackedBank:
     return bank
 
 
-def bank_of(packed: bool) -> Bank:
+def bank_of(packed: str | None) -> Bank:
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int) -> Tensor:
@@ -61,7 +67,9 @@ def bank_of(packed: bool) -> Bank:
 
     biases = numbers(EXPERTS, 2 * INNER), numbers(EXPERTS, HIDDEN)
     if packed:
-        gate_up, down = (mxfp4_matrices(EXPERTS, *shape) for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER)))
+        gate_up, down = (
+            MATRICES[packed](EXPERTS, *shape) for shape in ((2 * INNER, HIDDEN), (HIDDEN, INNER))
+        )
         return PackedBank(gate_up, down, torch.bfloat16, *biases)
     return ExpertBank(numbers(EXPERTS, 2 * INNER, HIDDEN), numbers(EXPERTS, HIDDEN, INNER), *biases)
 
@@ -71,7 +79,8 @@ def held_of(bank: Bank, held: range) -> Bank:
 
     def cut(whole: Any) -> Any:
         if isinstance(whole, PackedMatrices):
-            return replace(whole, values=cut(whole.values), scales=cut(whole.scales))
+            zeros = None if whole.zeros is None else cut(whole.zeros)
+            return replace(whole, values=cut(whole.values), scales=cut(whole.scales), zeros=zeros)
         return whole[held.start : held.stop].clone()
 
     names = ("gate_up", "down", "gate_up_bias", "down_bias")

@@ -68,6 +68,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     **{f"Qwen3-14B, {name}": written.config for name, written in FORMATS.items() if "fp8 by" not in name},
     **{f"Qwen3-14B, {name}": written.config for name, written in INT4_FORMATS.items()},
     "Qwen3-30B-A3B, block": FORMATS["block"].config,
+    "Qwen3-30B-A3B, gptq, asym": INT4_FORMATS["gptq, asym"].config,
     "GLM-4.5-Air, block": FORMATS["block"].config,
 }
 
