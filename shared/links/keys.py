@@ -176,8 +176,8 @@ def _curve_public(public: Ed25519PublicKey) -> bytes:
     return encoded
 
 
-# ---- the link keys of a deployment are made: for `segue up`, which keeps them in memory, and for tests ---------------
-# On Kubernetes the chart makes them (templates/links-secret.yaml); docs/operating.md shows openssl's way.
+# ---- the link keys of a deployment are made: for `segue up`, which keeps them in memory, the chart's Job, and tests --
+# With keys.from render Helm makes them (templates/links-secret.yaml); docs/gitops.md shows openssl's way.
 
 
 VALID_DAYS = 36_500  # a pinned key ends when it is no longer listed

@@ -21,6 +21,7 @@ from tests.charts.rendering import Object
 RESOURCES = {  # by API version, the kinds that the chart makes: Helm asks where each is kept
     "v1": ("ConfigMap", "Pod", "Secret", "Service", "ServiceAccount"),
     "apps/v1": ("Deployment",),
+    "batch/v1": ("Job",),
     "networking.k8s.io/v1": ("NetworkPolicy",),
     "policy/v1": ("PodDisruptionBudget",),
     "rbac.authorization.k8s.io/v1": ("Role", "RoleBinding"),

@@ -103,7 +103,7 @@ def of_kind(rendered: list[Object], kind: str) -> dict[str, Object]:
 
 def pods(rendered: list[Object]) -> dict[str, Object]:
     """Metadata and spec of every pod that would run, by component."""
-    templates = [each["spec"]["template"] for each in rendered if each["kind"] == "Deployment"]
+    templates = [each["spec"]["template"] for each in rendered if each["kind"] in ("Deployment", "Job")]
     templates += [each for each in rendered if each["kind"] == "Pod"]
     return {each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in templates}
 

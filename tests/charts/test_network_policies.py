@@ -166,6 +166,14 @@ def test_metrics_are_for_those_who_are_named(source: str, port: int, expected: b
         ("decode", "outside", 53, False),
         ("router", "outside", 53, False),
         ("decode", "stranger", 8080, False),
+        ("keys-create", "outside", 443, True),  # the API server
+        ("keys-create", "outside", 6443, True),
+        ("keys-create", "outside", 80, False),
+        ("keys-create", "decode", LINKS, False),
+        ("keys-create", "router", ROUTER, False),
+        ("keys-remove", "outside", 443, True),
+        ("keys-remove", "their router", ADMIN, False),
+        ("stranger", "keys-create", 8000, False),
     ],
 )
 def test_the_ways_out_are_those_that_the_processes_need(

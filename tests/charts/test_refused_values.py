@@ -153,6 +153,8 @@ CONTRADICTIONS = {
     "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
+    "rbac.create=false,router.serviceAccount.name=mine": "the Job of keys.from hook needs a Role",
+    "rbac.create=false,router.serviceAccount.name=mine,auth.enabled=false": "or set keys.from to render",
     "fullnameOverride=Team_A": "Team_A cannot be the beginning of a Service's name",
     "decode.config.pageSize=32": "prefill.config.pageSize is not set and decode.config.pageSize is 32",
     "links.routerSecret=segue-links-router,links.workerSecret=mine": "give yours another name",

@@ -358,7 +358,8 @@ def test_api_keys_reach_the_routers_as_hashes_and_the_smoke_test_in_plain() -> N
         assert variable["valueFrom"]["secretKeyRef"] == {"name": name, "key": "api-key", "optional": True}
         for component in ("prefill", "decode"):
             assert name not in str(rendered[component])
-        assert ("segue-api-keys" in of_kind(objects(None, *sets), "Secret")) == (not sets)
+        made = rendered["keys-create"]["spec"]["containers"][0]["args"]
+        assert ("--api-keys=segue-api-keys" in made) == (not sets)
 
 
 def test_without_api_keys_nothing_of_them_is_rendered() -> None:

@@ -65,6 +65,7 @@
 {{- if and .Values.router.service.nodePort (eq .Values.router.service.type "ClusterIP") -}}
 {{- fail "router.service.nodePort is given, but router.service.type is ClusterIP, which has none" -}}
 {{- end -}}
+{{- include "segue.refuseKeys" . -}}
 {{- end -}}
 
 {{/* What lets strangers at the workers' memory is never on without a value that says so. */}}

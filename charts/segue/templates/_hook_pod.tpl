@@ -1,8 +1,7 @@
-{{/* What the pods of `helm test` have in common: no token, the image and the place of a router, few resources. */}}
+{{/* What the pods of hooks have in common, those of `helm test` and of keys: the image and the place of a router, few resources. */}}
 
-{{- define "segue.testPodSpec" -}}
+{{- define "segue.hookPodSpec" -}}
 restartPolicy: Never
-automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .Values.podSecurityContext }}
 securityContext:
@@ -12,7 +11,7 @@ securityContext:
 {{- include "segue.placement" (list . "router" "nodeSelector" "tolerations") }}
 {{- end -}}
 
-{{- define "segue.testContainer" -}}
+{{- define "segue.hookContainer" -}}
 image: {{ include "segue.image" (list . "router") }}
 imagePullPolicy: {{ include "segue.pullPolicy" (list . (include "segue.image" (list . "router"))) }}
 terminationMessagePolicy: FallbackToLogsOnError
