@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from tests.charts.rendering import (
 NEWEST = versions()[-1]
 GIVEN = yaml.safe_load(values_file(EVERY_VALUE).read_text(encoding="utf-8"))
 POD_FIELDS = ("dnsPolicy", "dnsConfig", "hostAliases", "schedulerName")
-# Strings that must not be any word, or that mean nothing together; the model's source has its own tests.
+# Strings that must not be any word, or that mean nothing by themselves: SETS has what they go with.
 NOT_FREE = (
     "modelSource",
     "fullnameOverride",
@@ -145,10 +146,77 @@ def test_a_string_that_looks_like_something_else_stays_a_string(word: str) -> No
         if not any(part in path.split(".") for part in NOT_FREE)
     ]
     assert len(paths) > 30
+    paths.append("modelSource.image.tag")  # which another model than the demo's has to have
     flags = [flag for path in paths for flag in ("--set-string", f"{path}={word}")]
     text = run_helm("template", "segue", str(CHART), "--namespace", NAMESPACE, *flags)
     rendered: list[Object] = [each for each in yaml.safe_load_all(text) if each]
     assert [line for thing in rendered for line in complaints(thing, NEWEST) if "sizeLimit" not in line] == []
+
+
+COMMIT = {"model": "a/b", "modelSource": {"hub": {"revision": "0" * 40}}}
+HUB = {"modelSource": {"hub": {"allowMovingRevision": True}, "sizeLimit": "1Gi"}, "model": "a/b"}
+RDMA = {"rdma": {"enabled": True, "acknowledgeOpenFabric": True, "devices": "mlx5_0:1"}}
+WORD = "WORD"  # stands for the word that is tried
+FETCH = {"image": WORD, "command": [WORD, "a"], "routerCommand": [WORD]}
+# Strings that mean something beside others alone, and these; several of one object are tried together.
+SETS: dict[str, list[dict[str, Any]]] = {
+    "model, servedModelName": [
+        {"model": WORD, "servedModelName": WORD, "modelSource": {"image": {"tag": WORD, "repository": WORD}}}
+    ],
+    "modelSource.cache": [
+        COMMIT,
+        {"modelSource": {"cache": {"claimName": WORD}}},
+    ],
+    "modelSource.cache.create": [
+        COMMIT,
+        {"modelSource": {"cache": {"create": {"size": "1Gi", "storageClass": WORD}}}},
+    ],
+    "modelSource.hub": [
+        HUB,
+        {
+            "modelSource": {
+                "hub": {"revision": WORD, "endpoint": WORD, "existingSecret": WORD, "secretKey": WORD}
+            }
+        },
+    ],
+    "modelSource.fetch": [
+        {"model": WORD, "modelSource": {"kind": "fetch", "fetch": FETCH, "sizeLimit": "1Gi"}}
+    ],
+    "modelSource.image": [{"modelSource": {"kind": "imageVolume", "image": {"tag": WORD, "folder": WORD}}}],
+    "modelSource.pvc": [{"modelSource": {"kind": "pvc", "pvc": {"claimName": WORD, "subPath": WORD}}}],
+    "modelSource.extraEnv": [{"modelSource": {"extraEnv": [{"name": WORD, "value": WORD}]}}],
+    "links, auth": [
+        {"links": {"routerSecret": WORD, "workerSecret": WORD}, "auth": {"existingSecret": WORD}},
+    ],
+    "nameOverride": [{"nameOverride": WORD}],
+    "kv": [{"kv": {"interface": WORD}}],
+    "rdma": [RDMA, {"rdma": {"resourceName": WORD}}],
+    "global": [{"global": {"imageRegistry": WORD, "imagePullSecrets": [WORD]}}],
+}
+
+
+@pytest.mark.parametrize("word", ["2025", "true"])
+@pytest.mark.parametrize("given", SETS)
+def test_a_string_stays_a_string_where_it_means_something_beside_others(
+    given: str, word: str, tmp_path: Path
+) -> None:
+    flags = []
+    for number, values in enumerate(SETS[given]):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(json.dumps(values).replace(WORD, word), encoding="utf-8")
+        flags += ["--values", str(file)]
+    text = run_helm("template", "segue", str(CHART), "--namespace", NAMESPACE, *flags)
+    rendered: list[Object] = [each for each in yaml.safe_load_all(text) if each]
+    assert [line for thing in rendered for line in complaints(thing, NEWEST)] == []
+    assert word in text
+
+
+def test_no_string_of_the_models_source_is_forgotten() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    source = schema["properties"]["modelSource"]
+    tried = json.dumps(list(SETS.values()))
+    free = [path.rpartition(".")[2] for path in strings(source, "", schema["definitions"])]
+    assert [name for name in free if f'"{name}": "{WORD}"' not in tried and name != "key"] == []
 
 
 def strings(schema: dict[str, Any], path: str, definitions: dict[str, Any]) -> Iterator[str]:

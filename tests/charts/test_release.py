@@ -75,6 +75,25 @@ def test_a_digest_is_kept_by_nodes() -> None:
     assert policies(objects(None, "image.registry=registry.example.com", *digests)) == {"IfNotPresent"}
 
 
+def test_a_models_image_may_have_a_policy_of_its_own() -> None:
+    sets = (
+        "image.registry=registry.example.com",
+        "image.pullPolicy=Always",
+        "modelSource.image.pullPolicy=Never",
+    )
+    specs = {
+        role: pod["spec"]
+        for role, pod in pods(objects(None, *sets)).items()
+        if "initContainers" in pod["spec"]
+    }
+    assert specs.keys() == {"router", "prefill", "decode"}
+    for spec in specs.values():
+        assert spec["initContainers"][0]["imagePullPolicy"] == "Never"
+        assert spec["containers"][0]["imagePullPolicy"] == "Always"
+    volumes = pods(objects("image-volume", "modelSource.image.pullPolicy=Never"))["decode"]["spec"]["volumes"]
+    assert [each["image"]["pullPolicy"] for each in volumes if each["name"] == "model"] == ["Never"]
+
+
 def policies(rendered: list[Object]) -> set[str]:
     """The pull policies of all containers of all roles."""
     specs = [pod["spec"] for pod in pods(rendered).values()]

@@ -96,6 +96,21 @@ def test_replicas_null_leaves_the_field_out() -> None:
     assert "replicas" not in deployment("decode", None, "decode.replicas=null")["spec"]
 
 
+def test_a_release_may_be_parked_and_its_notes_say_how_it_starts() -> None:
+    def notes(*sets: str) -> str:
+        flags = [flag for setting in sets for flag in ("--set", setting)]
+        return run_helm("install", "segue", str(CHART), "--dry-run=client", *flags).partition("\nNOTES:\n")[2]
+
+    parked = [f"{role}.replicas=0" for role in ROLE_CONFIGS]
+    assert {each["spec"]["replicas"] for each in of_kind(objects(None, *parked), "Deployment").values()} == {
+        0
+    }
+    assert "Segue is parked in namespace" in notes(*parked)
+    assert "scale deployment --selector=app.kubernetes.io/instance=segue --replicas=1" in notes(*parked)
+    for running in ((), ("prefill.replicas=0",), ("router.replicas=0", "decode.replicas=0")):
+        assert "Segue serves smollm2 in namespace" in notes(*running)
+
+
 def test_workers_differ_in_nothing_but_their_role() -> None:
     text = {
         role: str(deployment(role, None, "prefill.resources=null", "decode.resources=null", "device=cuda"))

@@ -3,6 +3,7 @@ changes what is there. The releases here have no pods but those of the Jobs."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from typing import Any
 
@@ -14,10 +15,7 @@ from tests.waiting import until
 
 NAME = "keyed"
 SECRETS = ("keyed-segue-links-router", "keyed-segue-links-worker", "keyed-segue-api-keys")
-NO_PODS = (
-    "--set",
-    "router.replicas=0,prefill.replicas=0,decode.replicas=0,router.config.waitingSecondsMax=600",
-)
+NO_PODS = ("--set", "router.replicas=0,prefill.replicas=0,decode.replicas=0")
 KINDS = (
     "deployments,services,pods,secrets,configmaps,roles,rolebindings,serviceaccounts,networkpolicies,"
     "poddisruptionbudgets,jobs"
@@ -79,7 +77,9 @@ def test_a_rendered_secret_that_was_lost_is_made_by_the_job_and_not_removed_by_h
 
 def test_who_applies_manifests_makes_the_keys_by_the_same_job(cluster: Cluster) -> None:
     """docs/gitops.md. The Job of the end is applied, too: it must do nothing while the release lives."""
-    render = ("template", NAME, CHART, *NO_PODS, "--set", f"image.tag={image_tag()}")
+    server = json.loads(cluster.kubectl("version", "--output", "json"))["serverVersion"]["gitVersion"]
+    tag = f"image.tag={image_tag()}"
+    render = ("template", NAME, CHART, *NO_PODS, "--set", tag, "--kube-version", server)
 
     def apply(*flags: str) -> None:
         command = ["kubectl", "--namespace", cluster.namespace, "apply", "--filename", "-"]

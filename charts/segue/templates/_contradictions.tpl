@@ -131,8 +131,21 @@
 {{- if and (eq $kind "path") (not (hasPrefix "/" .Values.model)) -}}
 {{- fail (printf "model %s is no folder (/…), which modelSource.kind path asks for" .Values.model) -}}
 {{- end -}}
-{{- if and (eq $kind "image") (not $source.image.repository) (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*$" .Values.model)) -}}
+{{- include "segue.refuseModelImage" . -}}
+{{- end -}}
+
+{{/* An image of a model has a life of its own: Segue's tag is that of the demo's alone. */}}
+{{- define "segue.refuseModelImage" -}}
+{{- $kind := include "segue.modelKind" . -}}{{- $image := .Values.modelSource.image -}}
+{{- $used := has $kind (list "image" "imageVolume") -}}
+{{- if and $used (not $image.repository) (not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*$" .Values.model)) -}}
 {{- fail (printf "modelSource.image.repository is empty, and model %s cannot be part of an image's name" .Values.model) -}}
+{{- end -}}
+{{- if and $used (not $image.tag) (not $image.digest) (or $image.repository (ne .Values.model "smollm2")) -}}
+{{- fail (printf "modelSource.image has neither tag nor digest, so %s would be asked for with the tag of Segue, and anew with each release: give the model's image a tag or a digest of its own" (include "segue.modelImage" .)) -}}
+{{- end -}}
+{{- if and $image.pullPolicy (not $used) -}}
+{{- fail (printf "modelSource.image.pullPolicy is %s, but the model %s comes from modelSource.kind %s, which pulls no image of it: leave it empty" $image.pullPolicy .Values.model $kind) -}}
 {{- end -}}
 {{- end -}}
 
@@ -185,8 +198,8 @@
 {{- if and (ne $kind "fetch") (or $fetch.image $fetch.command $fetch.routerCommand) -}}
 {{- fail (printf "modelSource.fetch is given, but the model %s comes from modelSource.kind %s: set it to fetch" .Values.model $kind) -}}
 {{- end -}}
-{{- if and (eq $kind "fetch") (hasPrefix "/" .Values.model) -}}
-{{- fail (printf "model %s is a folder, but modelSource.kind fetch asks for a name, by which clients call the model" .Values.model) -}}
+{{- if and (eq $kind "fetch") (not (regexMatch "^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$" .Values.model)) -}}
+{{- fail (printf "model %s is no name, which modelSource.kind fetch asks for: clients call the model so, and its folder in the cache, too (letters, digits, . _ - and / between them)" .Values.model) -}}
 {{- end -}}
 {{- if and (eq $kind "fetch") (not (include "segue.modelCache" .)) (not $fetch.routerCommand) -}}
 {{- fail "modelSource.kind is fetch without modelSource.cache, so each router would fetch all weights: give a cache, or modelSource.fetch.routerCommand, which leaves them out" -}}

@@ -46,8 +46,8 @@
 {{- end -}}
 {{- $waiting := dig "waitingSecondsMax" 30.0 $router | float64 -}}
 {{- $start := include "segue.startupSeconds" (list . "decode") | float64 -}}
-{{- if and (eq (toString .Values.decode.replicas) "0") (lt $waiting $start) -}}
-{{- fail (printf "decode.replicas is 0, and a pod may take %v s to start, but router.config.waitingSecondsMax is %v, so whoever asks first would get 503: set it to at least the startup seconds" $start $waiting) -}}
+{{- if and (eq (toString .Values.decode.replicas) "0") (ne (toString .Values.router.replicas) "0") (lt $waiting $start) -}}
+{{- fail (printf "decode.replicas is 0, and a pod may take %v s to start, but router.config.waitingSecondsMax is %v, so whoever asks first would get 503: set it to at least the startup seconds, or router.replicas to 0, too, for a release that is parked" $start $waiting) -}}
 {{- end -}}
 {{- end -}}
 
@@ -65,4 +65,11 @@
 {{- define "segue.drainSeconds" -}}
 {{- $own := (index (index . 0).Values (index . 1)).drainSeconds -}}
 {{- if kindIs "invalid" $own -}}{{- (index . 0).Values.drainSeconds -}}{{- else -}}{{- $own -}}{{- end -}}
+{{- end -}}
+
+{{/* root → whether it is installed without a pod: `kubectl scale` starts it. */}}
+{{- define "segue.isParked" -}}
+{{- $all := list -}}
+{{- range $role := list "router" "prefill" "decode" -}}{{- $all = append $all (toString (index $.Values $role).replicas) -}}{{- end -}}
+{{- if eq (uniq $all | join "") "0" }}true{{ end -}}
 {{- end -}}

@@ -87,7 +87,7 @@ true
   {{- else if eq $kind "imageVolume" }}
   image:
     reference: {{ include "segue.modelImage" $root | quote }}
-    pullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root)) }}
+    pullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root) $root.Values.modelSource.image.pullPolicy) }}
   {{- else if eq $cache "claim" }}
   persistentVolumeClaim:
     claimName: {{ include "segue.modelCacheClaim" $root | quote }}
@@ -138,7 +138,7 @@ true
 {{- $root := index . 0 -}}
 - name: model
   image: {{ include "segue.modelImage" $root }}
-  imagePullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root)) }}
+  imagePullPolicy: {{ include "segue.pullPolicy" (list $root (include "segue.modelImage" $root) $root.Values.modelSource.image.pullPolicy) }}
   command: [sh, -euc]
   args:
     {{- if eq (index . 2) "router" }}

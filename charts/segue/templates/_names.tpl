@@ -18,8 +18,8 @@
 
 {{/* Of the release as a whole: name *and* instance, so that two releases share a namespace. */}}
 {{- define "segue.releaseLabels" -}}
-app.kubernetes.io/name: {{ include "segue.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "segue.name" . | toYaml }}
+app.kubernetes.io/instance: {{ .Release.Name | toYaml }}
 {{- end -}}
 
 {{/* (root, component) → what selects the pods of one component; never changes, for selectors cannot. */}}
@@ -104,12 +104,13 @@ digests that its own tags had, so that they are pulled by digest from any regist
 {{- if $digest -}}{{ $name }}@{{ $digest }}{{- else -}}{{ $name }}:{{ $image.tag }}{{- end -}}
 {{- end -}}
 
-{{/* (root, reference) → its pull policy. A node may keep what cannot change: a digest, or an image that was loaded onto
-it. A tag in a registry can be another image today. */}}
+{{/* (root, reference[, a policy of its own]) → its pull policy. A node may keep what cannot change: a digest, or an image that
+was loaded onto it. A tag in a registry can be another image today. */}}
 {{- define "segue.pullPolicy" -}}
 {{- $root := index . 0 -}}{{- $reference := index . 1 -}}
 {{- $fixed := or (contains "@" $reference) (hasPrefix "localhost/" $reference) -}}
-{{- default (ternary "IfNotPresent" "Always" $fixed) $root.Values.image.pullPolicy -}}
+{{- $own := "" -}}{{- if gt (len .) 2 -}}{{- $own = index . 2 -}}{{- end -}}
+{{- coalesce $own $root.Values.image.pullPolicy (ternary "IfNotPresent" "Always" $fixed) -}}
 {{- end -}}
 
 {{/* (root, "router" | "worker" | a worker's role) → its image. What it says itself beats what `image` says for both, and a
