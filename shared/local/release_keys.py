@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from shared.links.keys import LINK_ROLES, LinkRole, new_key_files
@@ -34,8 +35,14 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAKER, MADE_HERE = "app.kubernetes.io/managed-by", "segue-keys"  # the label of what this made, and may remove
 COMPONENT = "app.kubernetes.io/component"
 REQUEST_SECONDS_MAX = 20.0
+REACH_SECONDS_MAX = 60.0  # a network may let a new pod out some seconds late
+RETRY_SECONDS = 1.0
 ANSWER_BYTES_MAX = 4 << 20
 NOT_FOUND, CONFLICT = 404, 409
+
+
+class ApiUnreachableError(StartError):
+    """The API server gave no answer at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class ReleaseApi:
 
     def secret(self, name: str) -> dict[str, Any] | None:
         """The Secret of this name; None where there is none. Raises StartError."""
-        return self._asked("GET", f"{self._secrets}/{name}", absent=NOT_FOUND)
+        return self._read(f"{self._secrets}/{name}")
 
     def create(self, secret: Mapping[str, Any]) -> bool:
         """Whether it was made; False where one of its name is there. Raises StartError."""
@@ -78,12 +85,23 @@ class ReleaseApi:
     def has_deployment(self, name: str) -> bool:
         """Whether there is one that nobody has deleted. Raises StartError."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}"
-        found = self._asked("GET", path, absent=NOT_FOUND)
+        found = self._read(path)
         return found is not None and "deletionTimestamp" not in found["metadata"]
 
     @property
     def _secrets(self) -> str:
         return f"/api/v1/namespaces/{self.namespace}/secrets"
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        """What is there. Only this is asked again where no answer comes: whatever comes first is a question."""
+        deadline = monotonic() + REACH_SECONDS_MAX
+        while True:
+            try:
+                return self._asked("GET", path, absent=NOT_FOUND)
+            except ApiUnreachableError:
+                if monotonic() > deadline:
+                    raise
+                sleep(RETRY_SECONDS)
 
     def _asked(
         self, verb: str, path: str, body: bytes | None = None, *, absent: int
@@ -102,7 +120,7 @@ class ReleaseApi:
                 said = _message(error.read(ANSWER_BYTES_MAX))
             raise StartError(f"the API server answered {verb} {path} with {error.code}: {said}") from None
         except (OSError, ValueError) as error:
-            raise StartError(
+            raise ApiUnreachableError(
                 f"the API server gave no answer to {verb} {path} at {self.url}: {error}; may this pod reach it "
                 "(networkPolicy.egress.apiServerPorts, apiServerTo)?"
             ) from None

@@ -105,7 +105,8 @@ kind: Job
 metadata:
   {{- include "segue.keysMetadata" (list $root $verb (index . 2) "0") | nindent 2 }}
 spec:
-  backoffLimit: 3
+  # The program itself waits for the API server; what else fails is for a person, soon.
+  backoffLimit: 1
   # Below the five minutes that Helm waits for a hook, so that it says what happened.
   activeDeadlineSeconds: 280
   # A failed one is kept for its log until the next attempt, or so long.

@@ -56,8 +56,8 @@ class SecretServer:
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[SecretServer]:
-    """Such a server, at `url`."""
+def serving(port: int = 0) -> Iterator[SecretServer]:
+    """Such a server, at `url`; 0: at a free port."""
     served = SecretServer()
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,7 +85,7 @@ def serving() -> Iterator[SecretServer]:
         def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
             """Nothing: pytest would show it."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         server.daemon_threads = True
         thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
         thread.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from shared.links.keys import LINK_ROLES, parse_keys
+from shared.local import release_keys
 from shared.local.release_keys import ReleaseApi, run
 from shared.primitives.errors import StartError
 from shared.process.api_keys import digest_of
@@ -169,7 +172,35 @@ def test_a_refusal_while_one_looks_is_not_taken_for_a_missing_secret(
     assert cluster.secrets() == {}
 
 
-def test_a_server_that_is_not_reached_is_named_with_what_may_be_in_the_way() -> None:
+def test_a_network_that_lets_a_pod_out_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    monkeypatch.setattr(release_keys, "RETRY_SECONDS", 0.01)
+    refused = threading.Event()
+    told: list[str] = []
+
+    class CountedApi(ReleaseApi):
+        def _asked(self, *asked: Any, **more: Any) -> Any:
+            try:
+                return super()._asked(*asked, **more)
+            except release_keys.ApiUnreachableError:
+                refused.set()
+                raise
+
+    api = CountedApi(f"http://127.0.0.1:{port}", "serving", TOKEN)
+    job = threading.Thread(target=lambda: told.extend(run(CREATE, api)))
+    job.start()
+    assert refused.wait(10)
+    with serving(port) as late:
+        job.join(10)
+        assert len(told) == 3
+        assert set(late.secrets()) == set(NAMES)
+
+
+def test_a_server_that_is_not_reached_is_named_with_what_may_be_in_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(release_keys, "REACH_SECONDS_MAX", 0.0)
     with pytest.raises(StartError, match=r"gave no answer to GET .*networkPolicy\.egress\.apiServerPorts"):
         run(CREATE, ReleaseApi("http://127.0.0.1:9", "serving", TOKEN))
 
