@@ -1,4 +1,4 @@
-"""What the chart gives to others' programs, by the schemas that these publish: Prometheus' operator, and Grafana."""
+"""What the chart gives to programs of others, by their schemas: Prometheus' operator, gateways, Grafana."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.charts.rendering import Object, objects, of_kind
+from tests.charts.test_edges import ROUTE
 from tests.clients.environments import client_command
 from tests.monitoring.dashboard import FILE
 from tests.monitoring.rendered import ALL, RDMA
@@ -39,10 +40,20 @@ def test_the_operator_takes_scrape_and_rules() -> None:
     wrong = deepcopy(things)
     wrong[0]["spec"]["podMetricsEndpoints"][0]["interval"] = "5 seconds"
     wrong[1]["spec"]["groups"][0]["rules"][0]["for"] = 5
-    complaints = told_by("operator_schemas", [*things, *wrong])
+    complaints = told_by("resource_schemas", [*things, *wrong])
     assert complaints[:2] == ["", ""]
     assert "interval" in complaints[2]
     assert "for" in complaints[3]
+
+
+def test_a_gateway_takes_the_route() -> None:
+    sets = (*ROUTE, "router.httpRoute.hostnames={llm.example.com}", "router.httpRoute.pathPrefix=/small")
+    [route] = of_kind(objects(None, *sets), "HTTPRoute").values()
+    wrong = deepcopy(route)
+    wrong["spec"]["rules"][0]["timeouts"]["request"] = "for ever"
+    complaints = told_by("resource_schemas", [route, wrong])
+    assert complaints[0] == ""
+    assert "timeouts/request" in complaints[1]
 
 
 def test_grafana_reads_the_dashboard_and_keeps_all_of_it() -> None:

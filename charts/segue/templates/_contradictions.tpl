@@ -59,6 +59,14 @@
 {{- fail "monitoring.podMonitor.enabled, but networkPolicy.metricsFrom is empty: name the pods or the namespace of Prometheus there, or it could reach no pod" -}}
 {{- end -}}
 {{- $clients := .Values.networkPolicy.clientsFrom -}}
+{{- range $edge := list "ingress" "httpRoute" -}}
+{{- if and (index $.Values.router $edge).enabled $.Values.networkPolicy.enabled (not (regexMatch "\"(ipBlock|namespaceSelector)\":" (toJson $clients))) -}}
+{{- fail (printf "router.%s.enabled, but networkPolicy.clientsFrom admits pods of this namespace alone: add the namespace of its controller, or no client could connect" $edge) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.router.httpRoute.enabled (not .Values.router.httpRoute.parentRefs) -}}
+{{- fail "router.httpRoute.enabled, but router.httpRoute.parentRefs is empty: name the Gateway" -}}
+{{- end -}}
 {{- if and (ne .Values.router.service.type "ClusterIP") .Values.networkPolicy.enabled (not (regexMatch "\"ipBlock\":\\{" (toJson $clients))) -}}
 {{- fail (printf "router.service.type is %s, but networkPolicy.clientsFrom admits no address, so no client could connect: add an ipBlock ({ipBlock: {cidr: 0.0.0.0/0}} is every IPv4 address)" .Values.router.service.type) -}}
 {{- end -}}
