@@ -86,7 +86,8 @@ class RouterConfig(ProcessConfig):
 
     groups: ClassVar[Mapping[str, str]] = {
         "model": "model served_model_name model_aliases generation_config tool_call_parser reasoning_parser",
-        "network": "port tls_cert tls_key allowed_hosts allowed_origins trusted_proxies",
+        "network": "port tls_cert tls_key metrics_on_api_port metric_names allowed_hosts allowed_origins "
+        "trusted_proxies",
         "workers": "discovery workers namespace slice_selector prefill_policy decode_policy",
         "tenants": "api_keys_file usage_log tenant_weights tenant_waiting_max tenant_running_max "
         "tenant_tokens_per_minute share_prefix_cache",
@@ -114,6 +115,16 @@ class RouterConfig(ProcessConfig):
         "followed as it changes; open connections keep theirs. Empty: plain HTTP.",
     )
     tls_key: str = Field(default="", description="File with the certificate's key, in PEM and not encrypted.")
+    metrics_on_api_port: bool = Field(
+        default=False,
+        description="Whether the port of the API serves /metrics, too, without a key: three gauges for an inference "
+        "gateway's endpoint picker, and what metric_names adds. All others are on the admin port alone.",
+    )
+    metric_names: Literal["segue", "vllm", "both"] = Field(
+        default="segue",
+        description="Names on that page: vllm and both have vLLM's for requests that wait and run, KV that is used, "
+        "and the seconds to the first token, between tokens and of requests.",
+    )
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
         description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",

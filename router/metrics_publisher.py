@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from router.access.keyed_clients import KeyedClients
 from router.core.dispatch import RouterCore
 from router.discovery.static import Discovery
+from router.gateway_metrics import GatewayMetrics
 from router.listener.connections import ClientConnections
 from router.listener.tls import ServerCertificate
 from router.openai.serving import OpenAIServing
@@ -54,6 +55,7 @@ class MetricsPublisher:
         keyed: KeyedClients | None = None,
         certificate: ServerCertificate | None = None,
     ):
+        self.gateway = GatewayMetrics(core, metrics, clients.settings)
         self._serving = serving
         self._metrics = metrics
         self._core = core
@@ -105,6 +107,10 @@ class MetricsPublisher:
         self._metrics.set(gauges.READY, self._health.ready)
         for state, count in self._core.requests_by_state.items():
             self._metrics.set(gauges.REQUESTS_RUNNING, count, state=state)
+        load = self.gateway.values()
+        self._metrics.set(gauges.QUEUED_REQUESTS, load[gauges.QUEUED_REQUESTS])
+        self._metrics.set(gauges.RUNNING_REQUESTS, load[gauges.RUNNING_REQUESTS])
+        self._metrics.set(gauges.KV_USED_RATIO, load[gauges.KV_USED_RATIO])
         workers = {role: len(self._core.fleet.of_role(role)) for role in WORKER_ROLES}
         for role, count in workers.items():
             self._metrics.set(gauges.WORKERS, count, worker_role=role)

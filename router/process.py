@@ -21,6 +21,7 @@ from typing import Any
 
 import structlog
 import uvloop
+from starlette.types import ASGIApp
 
 from router.access.key_ring import KeyRing
 from router.access.keyed_clients import KeyedClients
@@ -161,7 +162,7 @@ async def _serve(
     keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
     figures = MetricsPublisher(metrics, core, links, discovery, health, clients, serving, keyed, certificate)
     peers = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(serving, health, peers.draw_rid, keyed.guard if keyed else lambda app: app)
+    app = make_app(serving, health, peers.draw_rid, partial(_around, keyed, figures))
     pages = RouterPages(admin.answer, figures.publish_for_scrape, shell, peers, config.prompts_max)
     admin.answer = pages.answer
     publishing = asyncio.create_task(figures.publish_for_ever())
@@ -188,6 +189,11 @@ async def _serve(
         shell.close()
         prompts.close()
         links.close()
+
+
+def _around(keyed: KeyedClients | None, figures: MetricsPublisher, app: ASGIApp) -> ASGIApp:
+    """What stands before the application: the page of metrics needs no key, all else does."""
+    return figures.gateway.around(keyed.guard(app) if keyed else app)
 
 
 class Breakage:

@@ -31,7 +31,8 @@ SLOTS = GaugeMetric("segue_slots", "Requests that a worker may have on the devic
 SLOTS_USED = GaugeMetric("segue_slots_used", "Requests that occupy a slot of a worker.")
 KV_USED_RATIO = GaugeMetric(
     "segue_kv_used_ratio",
-    "Part of a worker's KV pages that a request could not have now: neither free nor held by the cache alone.",
+    "Part of a worker's KV pages that a request could not have now: neither free nor held by the cache alone. A router "
+    "shows that of all decode workers of its cells together.",
 )
 MEMORY_BYTES = GaugeMetric(
     "segue_memory_bytes",
@@ -50,6 +51,11 @@ KV_LINKS_SLOW = GaugeMetric(
 REQUESTS_RUNNING = GaugeMetric(
     "segue_requests_running", "Requests that a router serves, by state.", ("state",)
 )
+QUEUED_REQUESTS = GaugeMetric(
+    "segue_queued_requests",
+    "Requests at a router that wait for a worker: for one that computes their prompt, or, behind it, for decode.",
+)
+RUNNING_REQUESTS = GaugeMetric("segue_running_requests", "Requests of a router that a worker has.")
 OLDEST_REQUEST_SECONDS = GaugeMetric(
     "segue_oldest_request_seconds",
     "Seconds since the last token or change of state of the request that has waited longest for one, by its state at "

@@ -110,6 +110,14 @@ class Metrics(Collector):
         """Ask for the value of a gauge without labels when it is scraped, on the thread that answers the scrape."""
         self._at_scrape[gauge] = value
 
+    def histogram(self, name: str) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative counts by upper bound, and the sum, of a histogram without labels; nothing: there is none."""
+        with self._lock:
+            for metric, series in self._histograms.items():
+                if metric.name == name and () in series:
+                    return series[()].cumulative(), series[()].sum
+        return [], 0.0
+
     def render(self) -> bytes:
         """The text of `/metrics`."""
         return generate_latest(self.registry)

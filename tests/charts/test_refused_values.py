@@ -153,6 +153,8 @@ CONTRADICTIONS = {
     "model=a/b": "modelSource.hub.revision is main, which can move",
     **MODEL_CONTRADICTIONS,
     "model=a/b,modelSource.hub.revision=v1.0": "modelSource.hub.revision is v1.0, which can move",
+    "inferencePool.enabled=true": "inferencePool.endpointPicker.name is empty",
+    "inferencePool.enabled=true,inferencePool.endpointPicker.name=picker": "router.config.metricsOnApiPort is false",
     "rdma.enabled=true": "set rdma.acknowledgeOpenFabric",
     "rdma.enabled=true,rdma.acknowledgeOpenFabric=true": "name it with its port, as in mlx5_0:1",
     "rdma.devices=mlx5_0:1": "rdma.devices is mlx5_0:1, but rdma.enabled is false",

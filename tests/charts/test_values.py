@@ -402,3 +402,27 @@ def test_without_a_certificate_nothing_of_tls_is_rendered() -> None:
     rendered = pods(objects(None))
     assert "SEGUE_TLS" not in str(rendered["router"])
     assert rendered["test"]["spec"]["containers"][0]["args"][0].startswith("http://")
+
+
+def test_an_inference_gateway_gets_a_pool_over_the_routers_and_reaches_their_metrics() -> None:
+    """The object has what version v1 of the CRD requires: a selector, one target port, and the picker with its port."""
+    sets = (
+        "inferencePool.enabled=true",
+        "inferencePool.endpointPicker.name=picker",
+        "router.config.metricsOnApiPort=true",
+    )
+    rendered = objects(
+        None, *sets, "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=gateways"
+    )
+    (pool,) = of_kind(rendered, "InferencePool").values()
+    assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+    labels = pods(rendered)["router"]["metadata"]["labels"]
+    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (http,) = (each for each in container("router", *sets)["ports"] if each["name"] == "http")
+    assert pool["spec"]["targetPorts"] == [{"number": http["containerPort"]}]
+    picker = {"name": "picker", "port": {"number": 9002}, "failureMode": "FailOpen"}
+    assert pool["spec"]["endpointPickerRef"] == picker
+    (policy,) = (each for name, each in of_kind(rendered, "NetworkPolicy").items() if name.endswith("router"))
+    api = next(rule for rule in policy["spec"]["ingress"] if rule["ports"] == [{"port": "http"}])
+    assert {"namespaceSelector": {"matchLabels": {"name": "gateways"}}} in api["from"]
+    assert not of_kind(objects(None), "InferencePool")

@@ -58,6 +58,12 @@
 {{- if and .Values.monitoring.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
 {{- fail "monitoring.podMonitor.enabled, but networkPolicy.metricsFrom is empty: name the pods or the namespace of Prometheus there, or it could reach no pod" -}}
 {{- end -}}
+{{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
+{{- fail "inferencePool.enabled, but inferencePool.endpointPicker.name is empty: name the Service of your endpoint picker" -}}
+{{- end -}}
+{{- if and .Values.inferencePool.enabled (not .Values.router.config.metricsOnApiPort) -}}
+{{- fail "inferencePool.enabled, but router.config.metricsOnApiPort is false: the endpoint picker would find no metrics at the pool's port; set it to true" -}}
+{{- end -}}
 {{- $clients := .Values.networkPolicy.clientsFrom -}}
 {{- range $edge := list "ingress" "httpRoute" -}}
 {{- if and (index $.Values.router $edge).enabled $.Values.networkPolicy.enabled (not (regexMatch "\"(ipBlock|namespaceSelector)\":" (toJson $clients))) -}}

@@ -26,6 +26,7 @@ from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
 from router.discovery.router_peers import RouterPeers
+from router.gateway_metrics import GatewayMetrics
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
 from router.listener.tls import certificate_of
@@ -374,7 +375,9 @@ class RunningRouter:
         if self._settings.api_keys_file:
             ring = KeyRing(self._settings.api_keys_file)
             self.keyed = KeyedClients(ring, self._settings, lambda: self.routers_ready)
-        behind_keys = self.keyed.guard if self.keyed else lambda app: app
+        guard = self.keyed.guard if self.keyed else lambda app: app
+        gateway = GatewayMetrics(self.core, self.metrics, self._settings)
+        behind_keys = lambda app: gateway.around(guard(app))  # noqa: E731
         app = make_app(serving, self.health, router_peers.draw_rid, behind_keys)
         self.certificate = certificate_of(self._settings)
         end_answers = partial(serving.fail_all, failure)
