@@ -17,7 +17,7 @@ from router.replies import SERVED_PATHS
 from router.request_context import RequestContext
 from shared.batch.effects import Note
 from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by_labels
-from shared.process.logs import write_note
+from shared.process.logs import is_written, write_note
 
 ANSWERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 OTHER_PATH = "other"
@@ -54,6 +54,8 @@ class RequestLog:
 
     def write(self, context: RequestContext, path: str, status: int, seconds: float) -> None:
         """The HTTP request has ended, after so many seconds. A status of 0: its client had gone before an answer."""
+        if not is_written("info"):
+            return
         fields: dict[str, object] = {"rid": context.rid, "path": path, "status": status}
         if path not in ANSWERED_PATHS or status == 401:
             fields["path"] = path if path in SERVED_PATHS else OTHER_PATH

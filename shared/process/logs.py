@@ -123,6 +123,11 @@ def write_note(note: Note, logger: str) -> None:
         _writer.write_note(note, logger)
 
 
+def is_written(level: str) -> bool:
+    """Whether notes of this level are written: what a line needs is gathered only then."""
+    return _writer is not None and LEVELS[level] >= _writer.threshold
+
+
 def flush() -> None:
     """Wait until all lines are written, for FLUSH_SECONDS_MAX at most. `logging.shutdown` may know no writer."""
     if _writer is not None:
@@ -203,7 +208,7 @@ class LineWriter(logging.StreamHandler[TextIO]):
     ):
         super().__init__(stream)
         self._descriptor = _descriptor_of(stream)
-        self._threshold = threshold
+        self.threshold = threshold
         self._bound = dict(bound)
         self._json = form == "json"
         self._counters = counters
@@ -221,7 +226,7 @@ class LineWriter(logging.StreamHandler[TextIO]):
 
     def write_note(self, note: Note, logger: str) -> None:
         """Queue a note whose level is on; never blocks."""
-        if LEVELS[note.level] < self._threshold:
+        if LEVELS[note.level] < self.threshold:
             return
         if self._json:
             self._append((time.time(), note, logger), NOTE_BYTES)

@@ -1,6 +1,6 @@
 """What a streamed completion costs the router in CPU time over HTTP: the real server, workers that a script plays.
 
-    python -m tests.benchmarks.router_http [--requests 1024] [--tokens 100] [--runs 5]
+    python -m tests.benchmarks.router_http [--requests 1024] [--tokens 100] [--runs 5] [--log-level info] 2>/dev/null
 
 The client is a process of its own. Of the router's process it is all the CPU time, the script's among it, so it is for
 comparing two versions: run them in turns, and compare the least.
@@ -66,12 +66,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--log-level", choices=("info", "warning"), default="warning")
     parser.add_argument(CLIENT, type=int, default=0, metavar="PORT", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
         asyncio.run(load(given.client, given.requests, given.tokens))
         return
-    logs.configure("warning", "json")
+    logs.configure(given.log_level, "json")
     with tempfile.TemporaryDirectory() as folder:
         write_folder(Path(folder))
         with RunningRouter(Path(folder)) as router:
