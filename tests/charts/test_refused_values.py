@@ -93,8 +93,12 @@ MODEL_CONTRADICTIONS = {
     "modelSource.gguf=a.gguf": "GGUF files are converted of the kinds hub and fetch",
     f"{HUB},modelSource.cache.claimName=a,modelSource.extraEnv[0].name=SEGUE_UID": "extraEnv sets SEGUE_UID",
 }
+WHOLE = "prefill.resources.requests.cpu=2,decode.resources.requests.cpu=2"
 # Each value is allowed, together they mean nothing.
 CONTRADICTIONS = {
+    "qos=guaranteed": "resources.requests.cpu is (250|500)m: a node gives whole cores alone",
+    f"qos=guaranteed,{WHOLE},decode.resources.limits.cpu=3": "decode.resources.limits.cpu is not what requests.cpu",
+    f"qos=guaranteed,{WHOLE},prefill.resources.limits.memory=null": "prefill.resources.limits.memory is empty",
     "modelSource.kind=pvc": "modelSource.pvc.claimName is empty",
     "modelSource.pvc.claimName=models": "modelSource.pvc.claimName is given",
     "modelSource.kind=hub": "model smollm2 is no id on the Hub",

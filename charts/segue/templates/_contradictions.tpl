@@ -258,6 +258,21 @@
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}
+{{- if eq .Values.qos "guaranteed" -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $resources := default dict (index $.Values $role).resources -}}
+{{- $cpu := dig "requests" "cpu" "" $resources | toString -}}
+{{- if not (regexMatch "^[1-9][0-9]*$" $cpu) -}}
+{{- fail (printf "qos is guaranteed, but %s.resources.requests.cpu is %s: a node gives whole cores alone to a pod of its own, so ask for a whole number of them" $role (default "empty" $cpu)) -}}
+{{- end -}}
+{{- if ne (dig "limits" "cpu" $cpu $resources | toString) $cpu -}}
+{{- fail (printf "qos is guaranteed, but %s.resources.limits.cpu is not what requests.cpu asks for: leave it out" $role) -}}
+{{- end -}}
+{{- if not (dig "limits" "memory" "" $resources) -}}
+{{- fail (printf "qos is guaranteed, but %s.resources.limits.memory is empty: give it" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (toString .Values.prefill.replicas) "0" -}}
 {{- if eq (dig "localPrefill" "" (default dict .Values.router.config)) "never" -}}
 {{- fail "prefill.replicas is 0 and router.config.localPrefill is never: nobody would compute prompts; change one of them" -}}

@@ -260,5 +260,6 @@ containers. The emptyDir is requested whole, or the node would evict the pod whe
 {{- $_ := set $resources "limits" (mergeOverwrite $resources.limits $size) -}}
 {{- end -}}
 {{- end -}}
-{{- with mergeOverwrite $resources (deepCopy $root.Values.modelSource.resources) -}}{{- toYaml . -}}{{- end -}}
+{{- $resources = mergeOverwrite $resources (deepCopy $root.Values.modelSource.resources) -}}
+{{- with include "segue.guaranteedResources" (list $root (index . 1) $resources) | fromYaml -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}

@@ -20,10 +20,45 @@ replicas: {{ dig "spec" "replicas" $wanted (default dict $live) | int }}
 {{- define "segue.podMetadata" -}}
 {{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $values := index $root.Values $role -}}
 {{- $ours := dict "checksum/config" (include "segue.configFile" . | sha256sum) "kubectl.kubernetes.io/default-container" $role -}}
+{{- $ours = merge $ours (include "segue.meshAnnotations" . | fromYaml) -}}
 labels:
   {{- merge (dict) (default dict $values.podLabels) (include "segue.podLabels" . | fromYaml) | toYaml | nindent 2 }}
 annotations:
   {{- merge (dict) (default dict $values.podAnnotations) $ours | toYaml | nindent 2 }}
+{{- end -}}
+
+{{/* (root, role) → annotations that keep the ports of links, KV and admin out of a mesh's proxy, on both ends; and the ways to the
+API server and to a model, since the proxy may start later than who needs them. */}}
+{{- define "segue.meshAnnotations" -}}
+{{- $root := index . 0 -}}
+{{- if $root.Values.mesh -}}
+{{- $admin := include "segue.adminPort" . -}}{{- $links := include "segue.linksPort" . -}}{{- $kv := $root.Values.kv.ports -}}
+{{- $in := list $admin $links $kv -}}{{- $out := list $links $kv -}}
+{{- if eq (index . 1) "router" -}}
+{{- $in = list $admin -}}{{- $out = concat (list $admin $links) $root.Values.networkPolicy.egress.apiServerPorts -}}
+{{- end -}}
+{{- if has (include "segue.modelKind" $root) (list "hub" "fetch") -}}
+{{- $out = concat $out ($root.Values.networkPolicy.egress.modelPorts | default (list (include "segue.hubPort" $root))) -}}
+{{- end -}}
+{{- $out = $out | uniq -}}
+{{- if eq $root.Values.mesh "linkerd" -}}
+config.linkerd.io/skip-inbound-ports: {{ join "," $in | quote }}
+config.linkerd.io/skip-outbound-ports: {{ join "," $out | quote }}
+{{- else -}}
+traffic.sidecar.istio.io/excludeInboundPorts: {{ include "segue.portList" $in | quote }}
+traffic.sidecar.istio.io/excludeOutboundPorts: {{ include "segue.portList" $out | quote }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Ports and ranges → all of them, one by one: Istio knows no ranges. */}}
+{{- define "segue.portList" -}}
+{{- $ports := list -}}
+{{- range . -}}
+{{- $ends := splitList "-" (toString .) -}}
+{{- range untilStep (first $ends | int) (last $ends | int | add1 | int) 1 -}}{{- $ports = append $ports . -}}{{- end -}}
+{{- end -}}
+{{- join "," $ports -}}
 {{- end -}}
 
 {{/* (root, role) → the file that --config names. */}}

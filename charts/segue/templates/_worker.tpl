@@ -85,10 +85,25 @@ spec:
 {{- if ne .Values.kv.transport "auto" }}{{ .Values.kv.transport }}{{ else if .Values.rdma.enabled }}nixl{{ else }}tls{{ end -}}
 {{- end -}}
 
+{{/* (root, role, resources) → them, with requests as large as limits where `qos` says so. Init containers count, too. */}}
+{{- define "segue.guaranteedResources" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}{{- $resources := index . 2 -}}
+{{- if and (eq $root.Values.qos "guaranteed") (ne $role "router") -}}
+{{- $own := default dict (index $root.Values $role).resources -}}
+{{- $memory := dig "limits" "memory" (dig "limits" "memory" "" $own) $resources -}}
+{{- $equal := dict "cpu" (dig "requests" "cpu" "" $own | toString) "memory" $memory -}}
+{{- range $side := list "requests" "limits" -}}
+{{- $_ := set $resources $side (mergeOverwrite (deepCopy (default dict (index $resources $side))) $equal) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
 {{/* (root, role) → its resources, and the devices that `device` and `rdma` ask for. */}}
 {{- define "segue.workerResources" -}}
 {{- $root := index . 0 -}}
 {{- $resources := deepCopy (default dict (index $root.Values (index . 1)).resources) -}}
+{{- $resources = include "segue.guaranteedResources" (list $root (index . 1) $resources) | fromYaml -}}
 {{- $devices := dict -}}
 {{- $values := index $root.Values (index . 1) -}}
 {{- if and (eq $root.Values.device "cuda") $values.gpus -}}
