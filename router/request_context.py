@@ -52,8 +52,8 @@ class RequestContext:
     connection: Connection
     head_at: float = 0.0  # when its head had come, by the loop's clock
     rid: str = ""  # drawn by `RequestIdMiddleware`, which is the first to see the request
-    key: ApiKey | None = None  # both by `KeyGuard`, once it lets the request in; None: there are no keys
-    account: Account | None = None
+    key: ApiKey | None = None  # by `KeyGuard`, once it has found it; None: not yet, or there are no keys
+    account: Account | None = None  # by `KeyGuard`, once it lets the request in
     client_id: str = ""  # by `RequestIdMiddleware`: the id that its client gave it
     core_rids: Sequence[str] = ()  # by `CompletionEndpoint`: the requests to the core that it became
     code: str = ""  # by `send_failure`: the code of the error that was answered

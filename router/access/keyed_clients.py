@@ -105,7 +105,9 @@ class KeyGuard:
             message = UNKNOWN if presented else MISSING
             await _refuse(scope, send, 401, message, "invalid_api_key", [CHALLENGE])
             return
-        context_of(scope).connection.show_key(key.name)  # those with a valid key have places of their own
+        context = context_of(scope)
+        context.key = key
+        context.connection.show_key(key.name)  # those with a valid key have places of their own
         if not key.may_use(self._model):
             self._counters.requests[key.name, "model"] += 1
             message = f"this API key is not for the model {self._model}"
@@ -124,7 +126,6 @@ class KeyGuard:
             await _refuse(scope, send, 429, refusal.message, "rate_limit_exceeded", headers, full)
             return
         context = context_of(scope)
-        context.key = key
         context.account = account = self._accounts.open(context.rid, key, quota)
         try:
             await self._app(scope, receive, self._telling(send, quota, account))

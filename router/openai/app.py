@@ -72,7 +72,8 @@ def make_app(
         return (endpoint or app)(scope, receive, send)
 
     around = guarded(behind_keys(routed), serving.settings)
-    return RequestIdMiddleware(around, draw_rid, serving.http_counters, RequestLog(serving.shell.debug))
+    request_log = RequestLog(serving.shell.debug, keys_asked=bool(serving.settings.api_keys_file))
+    return RequestIdMiddleware(around, draw_rid, serving.http_counters, request_log)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> JSONResponse:

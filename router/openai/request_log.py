@@ -2,8 +2,9 @@
 
 The line is written when the HTTP request ends, whatever came of it, with the ids by which it is found elsewhere: its
 own, the one that its client gave it, and the name of its API key. What the core knows of it is what `/debug` shows.
-There is nothing in it of what clients wrote or models answered. Requests that ask for less (models, health, tokens),
-and those without a valid key, have a line at debug: strangers can send them without end.
+There is nothing in it of what clients wrote or models answered but that id, and not even that where it may be a key.
+Requests that ask for less (models, health, tokens), and where there are keys all that are answered before a valid one
+is found, have a line at debug: strangers can send them without end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from router.replies import SERVED_PATHS
 from router.request_context import RequestContext
 from shared.batch.effects import Note
 from shared.primitives.metric_fields import CounterMetric, all_declared, counted_by_labels
+from shared.process.api_keys import KEY_PREFIX
 from shared.process.logs import is_written, write_note
 
 ANSWERED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
@@ -49,21 +51,22 @@ class HttpCounters:
 class RequestLog:
     """Writes the lines. `find` gives what the core knows of a request, live or lately ended."""
 
-    def __init__(self, find: Callable[[str], Shown | None]):
+    def __init__(self, find: Callable[[str], Shown | None], *, keys_asked: bool):
         self._find = find
+        self._keys_asked = keys_asked
 
     def write(self, context: RequestContext, path: str, status: int, seconds: float) -> None:
         """The HTTP request has ended, after so many seconds. A status of 0: its client had gone before an answer."""
         if not is_written("info"):
             return
         fields: dict[str, object] = {"rid": context.rid, "path": path, "status": status}
-        if path not in ANSWERED_PATHS or status == 401:
+        if path not in ANSWERED_PATHS or (self._keys_asked and context.key is None):
             fields["path"] = path if path in SERVED_PATHS else OTHER_PATH
             write_note(
                 Note("http.request", fields | {"milliseconds": _milliseconds(seconds)}, "debug"), LOGGER
             )
             return
-        if context.client_id:
+        if context.client_id and KEY_PREFIX not in context.client_id:
             fields["client_id"] = context.client_id
         if context.key is not None:
             fields["key_name"] = context.key.name

@@ -119,6 +119,48 @@ def test_a_line_names_the_key_and_a_stranger_has_none(
     assert SHOP not in log.text
 
 
+def test_strangers_write_no_line_whichever_layer_answers_them(
+    model_folder: Path, tmp_path: Path, log: LogReader
+) -> None:
+    page, stranger = "https://page.example", {"x-request-id": "written-by-a-stranger"}
+    asks = stranger | {"origin": page, "access-control-request-method": "POST"}
+    keys = tmp_path / "keys"
+    keys.write_text(f"{key_line('shop', SHOP)}\n")
+    with RunningRouter(model_folder, api_keys_file=str(keys), allowed_origins=[page]) as running:
+        for method, headers, status in (
+            ("POST", stranger, 401),
+            ("POST", stranger | {"origin": "https://another.example"}, 403),
+            ("POST", stranger | {"content-type": "text/plain"}, 415),
+            ("OPTIONS", asks, 200),
+        ):
+            answer = running.http.request(method, "/v1/completions", json=BODY, headers=headers)
+            assert answer.status_code == status
+        running.http.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {SHOP}"})
+        assert log.line()["key_name"] == "shop"
+    assert "stranger" not in log.text
+
+
+@pytest.mark.parametrize(("setting", "status"), [("rpm=1", 429), ("models=another", 403)])
+def test_what_a_key_is_refused_has_a_line_with_its_name(
+    setting: str, status: int, model_folder: Path, tmp_path: Path, log: LogReader
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{key_line('shop', SHOP, setting)}\n")
+    with RunningRouter(model_folder, api_keys_file=str(keys)) as running:
+        for _ in range(2):
+            running.http.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {SHOP}"})
+        until(lambda: len(log.lines("request.answered")) == 2, 10, "both lines")
+        last = log.lines("request.answered")[-1]
+    assert (last["status"], last["key_name"]) == (status, "shop")
+
+
+@pytest.mark.parametrize("given", [SHOP, f"trace:{SHOP}"])
+def test_an_id_that_may_be_a_key_is_left_out(router: RunningRouter, log: LogReader, given: str) -> None:
+    router.http.post("/v1/completions", json=BODY, headers={"x-request-id": given})
+    assert "client_id" not in log.line()
+    assert SHOP not in log.text
+
+
 @pytest.mark.parametrize("log", ["debug"], indirect=True)
 def test_each_step_of_a_request_is_a_line_at_debug(router: RunningRouter, log: LogReader) -> None:
     answer = router.http.post("/v1/completions", json=BODY)
