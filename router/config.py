@@ -125,6 +125,17 @@ class RouterConfig(ProcessConfig):
         description="Names on that page: vllm and both have vLLM's for requests that wait and run, KV that is used, "
         "and the seconds to the first token, between tokens and of requests.",
     )
+    live_page: bool = Field(
+        default=False,
+        description="Whether the live page and its events are on the API's port, too, for those who may use the API. "
+        "They are on the admin port always.",
+    )
+    kill_worker_fd: int = Field(
+        default=-1,
+        ge=-1,
+        description="Descriptor of a pipe to the parent, which ends the worker whose name comes. `segue up` uses it. "
+        "-1: the live page ends none.",
+    )
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
         description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",

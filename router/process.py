@@ -35,6 +35,7 @@ from router.discovery.worker_address import static_workers
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
 from router.listener.tls import ServerCertificate, certificate_of
+from router.live.endpoint import LiveViews
 from router.metrics_publisher import MetricsPublisher
 from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
@@ -153,8 +154,8 @@ async def _serve(
         on_ready=lambda: shell.links_ready(),
         write_note=partial(write_note, logger="shared.links"),
     )
-    listed = config.discovery == "static"
-    shell = RouterShell(core, links, health.become_ready if listed else lambda: None, breakage.happened)
+    on_paired = health.become_ready if config.discovery == "static" else lambda: None
+    shell = RouterShell(core, links, on_paired, breakage.happened)
     prompts = Prompts(tokenizer, config)
     resuming, clients = Resuming(keys.own.secret), ClientConnections(config)
     serving = OpenAIServing(shell, tokenizer, prompts, config, sampling_defaults, resuming)
@@ -162,19 +163,21 @@ async def _serve(
     keyed = KeyedClients(ring, config, discovery.routers_ready) if ring else None
     figures = MetricsPublisher(metrics, core, links, discovery, health, clients, serving, keyed, certificate)
     peers = RouterPeers(hello.uid, discovery.routers)
-    app = make_app(serving, health, peers.draw_rid, partial(_around, keyed, figures))
-    pages = RouterPages(admin.answer, figures.publish_for_scrape, shell, peers, config.prompts_max)
-    admin.answer = pages.answer
+    live = LiveViews(core, shell, peers, hello.uid, discovery.routers, config)
+    app = make_app(serving, health, peers.draw_rid, partial(_around, keyed, figures), live.on_api)
+    scrape = figures.publish_for_scrape
+    admin.answer = RouterPages(admin.answer, scrape, shell, peers, config.prompts_max, live.on_admin).answer
     publishing = asyncio.create_task(figures.publish_for_ever())
     try:
         spare_what_is_loaded()
         discovery.start()
-        port = listener.getsockname()[1]
-        log.info("router.listening", port=port, admin_port=admin.port, ready=health.ready)
+        ports = {"port": listener.getsockname()[1], "admin_port": admin.port}
+        log.info("router.listening", **ports, ready=health.ready)
 
         def become_unready() -> None:
             health.start_draining()
             shell.start_draining()
+            live.feed.close()
 
         end_answers = partial(serving.fail_all, SHUTTING_DOWN)
         server = Server(app, config, clients, become_unready, end_answers, certificate)

@@ -202,7 +202,7 @@ REFUSED_PATHS = {
     "/inference/v1/generate": "it is vLLM's; use /v1/completions with token ids",
     "/openai/deployments": "it is Azure's; use /v1",
 }
-ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug")
+ADMIN_PATHS = ("/metrics", "/livez", "/readyz", "/debug", "/live")
 
 
 def describe_unknown(path: str) -> str:

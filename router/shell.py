@@ -69,6 +69,7 @@ class RouterShell:
         self._on_broken = on_broken
         self._broken = False
         self.paired = on_paired
+        self.watch_notes: Callable[[Note], None] | None = None  # who looks on; must not raise
 
     # ---- inputs ------------------------------------------------------------------------------------------------
 
@@ -125,6 +126,8 @@ class RouterShell:
     def note(self, note: Note) -> None:
         """Write a log line."""
         write_note(note, "router.core")
+        if self.watch_notes is not None:
+            self.watch_notes(note)
 
     def tokens(self, rid: str, index: int, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
         """Give tokens to the request's sink, in order."""

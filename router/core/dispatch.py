@@ -14,7 +14,7 @@ room for a while (`backfill`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from router.config import RouterConfig
@@ -221,6 +221,11 @@ class RouterCore:
         """What became of a request, live or lately ended; None: not known (any more)."""
         live = self._requests.live.get(rid)
         return live.debug() if live is not None else self._requests.find_ended(rid)
+
+    @property
+    def requests(self) -> Mapping[str, LiveRequest]:
+        """The live requests by rid, in the order they came; to look at only."""
+        return self._requests.live
 
     @property
     def requests_by_state(self) -> dict[str, int]:

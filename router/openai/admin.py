@@ -1,4 +1,4 @@
-"""The pages of a router's admin port: those of every process, fresh metrics, and `/debug/requests/{id}`.
+"""The pages of a router's admin port: those of every process, fresh metrics, `/debug/requests/{id}`, the live page.
 
 The port has a thread of its own, the core belongs to the event loop. So what needs the core is asked of the loop, for a
 bounded time: while the loop hangs, `/metrics` shows what was published last, `/debug` says so, and the probes do not
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.discovery.router_peers import RouterPeers
+from router.live.endpoint import LiveAdminPages
 from router.replies import error_body
 from router.shell import RouterShell
 from shared.process.admin_port import AdminPage, AnswerPath
@@ -35,19 +36,24 @@ class RouterPages:
         shell: RouterShell,
         peers: RouterPeers,
         prompts_max: int,
+        live: LiveAdminPages,
     ):
         self._pages = pages
         self._publish = publish
         self._shell = shell
         self._peers = peers
         self._prompts_max = prompts_max
+        self._live = live
         self._loop = asyncio.get_running_loop()
 
     async def answer(self, path: str) -> AdminPage:
         """The page at this path."""
-        if path.startswith(DEBUG):
+        if path.startswith(DEBUG) or self._live.takes(path):
+            page = (
+                self._debug(path.removeprefix(DEBUG)) if path.startswith(DEBUG) else self._live.answer(path)
+            )
             try:
-                return await self._on_loop(self._debug(path.removeprefix(DEBUG)), DEBUG_SECONDS_MAX)
+                return await self._on_loop(page, DEBUG_SECONDS_MAX)
             except TimeoutError:
                 return _json(503, error_body(503, "the router's loop does not answer"))
         if path == "/metrics":

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.access.browser_guard import guarded
+from router.live.endpoint import LiveEndpoint
 from router.openai.completions import CompletionEndpoint
 from router.openai.request_log import HttpCounters, RequestLog
 from router.openai.serving import OpenAIServing
@@ -50,6 +51,7 @@ def make_app(
     health: Health,
     draw_rid: Callable[[], str],
     behind_keys: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    live: LiveEndpoint | None = None,
 ) -> ASGIApp:
     """The application around a running shell; `draw_rid` gives the id of a new request."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -68,7 +70,9 @@ def make_app(
     _add_info_pages(app, serving, health)
 
     def routed(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        endpoint = hot.get(scope["path"]) if scope["method"] == "POST" else None
+        endpoint: ASGIApp | None = hot.get(scope["path"]) if scope["method"] == "POST" else None
+        if endpoint is None and live is not None and live.takes(scope):
+            endpoint = live
         return (endpoint or app)(scope, receive, send)
 
     around = guarded(behind_keys(routed), serving.settings)

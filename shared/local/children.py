@@ -30,6 +30,7 @@ GRACE_SECONDS = 3.0  # from the signal to SIGKILL; the whole deployment ends wit
 HOST = "127.0.0.1"
 PROBE_SECONDS = 0.1  # between two questions
 PROBE_SECONDS_MAX = 1.0  # for an answer
+KILLS_BYTES = 4096  # of names that are read at a time
 LAST_LINES_SECONDS_MAX = 1.0  # to read what an ended process wrote
 
 
@@ -193,7 +194,10 @@ class ChildProcesses:
         console: StartupConsole,
         service: Service,
         liveness: Liveness = Liveness(),
+        kills_fd: int = -1,
     ):
+        """`kills_fd`: names of workers come out of it, a line each, that are to be killed; -1: nobody asks."""
+        self._kills_fd = kills_fd
         self._children = {child.name: child for child in children}
         self._liveness = liveness
         self._console = console
@@ -214,6 +218,7 @@ class ChildProcesses:
             while not self._stop.wait(POLL_SECONDS):
                 self._start_due()
                 self._kill_hanging()
+                self._kill_asked()
                 self._notice_ended()
                 self._notice_ready()
                 self._announce_once()
@@ -235,6 +240,19 @@ class ChildProcesses:
             if running.hangs:
                 running.hangs = False
                 self._console.print_line(f"{name} hangs: its /livez fails; killing it")
+                running.kill()
+
+    def _kill_asked(self) -> None:
+        """Kill the workers that the live page has named. Names of at most PIPE_BUF bytes come whole."""
+        if self._kills_fd < 0:
+            return
+        try:
+            asked = os.read(self._kills_fd, KILLS_BYTES).decode(errors="replace").split()
+        except BlockingIOError:
+            return
+        for name in asked:
+            if (running := self._running.get(name)) and self._children[name].role != "router":
+                self._console.print_line(f"{name}: killed from the live page")
                 running.kill()
 
     def _notice_ended(self) -> None:

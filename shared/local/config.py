@@ -72,6 +72,7 @@ GIVEN = (
     "workers",
     "link_keys_file",
     "lifeline_fd",
+    "kill_worker_fd",
 )  # by `segue up`
 EPILOG = (
     "Settings of router and workers, as "

@@ -61,10 +61,9 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     if shape:
         console.print_line(shape)
     with contextlib.ExitStack() as stack:
-        host = router_host(settings)
+        host, budget = router_host(settings), memory_budget()
         router_port, admin_port = _ports(config, host, stack)
         model = resolve(config.model, console.print_line)
-        budget = memory_budget()
         read = read_config(model)
         _require_context(read, settings)
         _require_memory(read, config.prefill + config.decode, budget)
@@ -102,9 +101,10 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         has_keys = _require_key(router, settings, stack)
         if not (is_loopback(host) or has_keys):
             console.print_line("the API is open to the network, without authentication: see --api-key")
+        kills = _live_page(router, host, stack)
         address = f"{_reachable(host)}:{router_port}"
         service = Service(address, router.admin_address, name, has_keys, settings.has_tls)
-        ChildProcesses(children, console, service).run()
+        ChildProcesses(children, console, service, kills_fd=kills).run()
 
 
 def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
@@ -151,6 +151,22 @@ def _require_key(router: Child, settings: LocalSettings, stack: contextlib.ExitS
         router.inherited = (*router.inherited, descriptor)
         router.arguments += ["--api-keys-file", f"/dev/fd/{descriptor}"]
     return bool(key or file)
+
+
+def _live_page(router: Child, host: str, stack: contextlib.ExitStack) -> int:
+    """Let the router show the live page. Out of this end of a pipe come the names of workers that it kills.
+
+    -1: it kills none, for others than this machine see it.
+    """
+    router.arguments += ["--live-page", "true"]
+    if not is_loopback(host):
+        return -1
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    for descriptor in (reading, writing):
+        stack.callback(os.close, descriptor)
+    router.inherited = (*router.inherited, writing)
+    router.arguments += ["--kill-worker-fd", str(writing)]
+    return reading
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:

@@ -4,6 +4,7 @@ A probe must be answered while the process's loop computes, and must tell the tr
 waits for the loop. One thread serves all connections, each for one request:
 
     first bytes (`Accepting`) ── head (h11) ── answer ── close     at most REQUEST_SECONDS_MAX, whatever the client does
+                                               stream ── close     as long as the client reads, see `AdminStream`
 
 Connections that have said something are bounded (CONNECTIONS_MAX). Where there is no room, the oldest whose head is not
 complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
@@ -23,6 +24,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import h11
 import structlog
@@ -37,9 +39,20 @@ CONNECTIONS_MAX = 128
 CONNECTIONS_WAITING = 4096  # in the kernel, before they are accepted; Linux cuts it to somaxconn
 HEAD_BYTES_MAX = 16 << 10
 REQUEST_SECONDS_MAX = 10.0  # from its first bytes to its end
+UNREAD_BYTES_MAX = 512 << 10  # of a stream, beside what the kernel holds
 ANSWER_SECONDS = 1.0  # after these a connection that is being answered may have to go for a newer one
 
 log = structlog.get_logger(__name__)
+
+
+class AdminStream(Protocol):
+    """An answer that goes on until one of both sides ends it; called on the port's thread."""
+
+    def start(self, push: Callable[[bytes], None], end: Callable[[], None]) -> None:
+        """The head is out. `push` sends bytes, `end` closes the connection; both from any thread, at any time."""
+
+    def stop(self) -> None:
+        """The connection is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,8 @@ class AdminPage:
     status: int
     content_type: str
     body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    stream: AdminStream | None = None  # follows the body
 
 
 # a path without its query → its page; called on the port's thread
@@ -57,6 +72,10 @@ AnswerPath = Callable[[str], Awaitable[AdminPage]]
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
 _ONLY_READING = AdminPage(405, "text/plain", b"only GET and HEAD\n")
 _NO_WEB_PAGES = AdminPage(403, "text/plain", b"web pages may not read this port\n")
+_OTHER_SITES = (
+    b"cross-site",
+    b"same-site",
+)  # a page of another origin asks; a link may lead here from anywhere
 _OTHER_HOST = AdminPage(403, "text/plain", b"this name is not served here: use localhost or an address\n")
 
 
@@ -91,7 +110,8 @@ class AdminPort:
         if request.method not in (b"GET", b"HEAD"):
             return _ONLY_READING
         headers = dict(request.headers)
-        if b"origin" in headers:
+        navigates = headers.get(b"sec-fetch-mode") == b"navigate"
+        if b"origin" in headers or (headers.get(b"sec-fetch-site") in _OTHER_SITES and not navigates):
             return _NO_WEB_PAGES
         host = headers.get(b"host", b"").decode("latin-1").lower()
         return None if not host or self._any_host or is_private(name_in(host)) else _OTHER_HOST
@@ -143,6 +163,7 @@ class _AdminConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._answering: asyncio.Task[None] | None = None
+        self._stream: AdminStream | None = None
 
     def start(self) -> None:
         """Serve it."""
@@ -164,6 +185,8 @@ class _AdminConnection(asyncio.Protocol):
         self._forget()
         if self._answering:
             self._answering.cancel()
+        if self._stream:
+            self._stream.stop()
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None
@@ -181,6 +204,15 @@ class _AdminConnection(asyncio.Protocol):
             self._answering = self._port.loop.create_task(self._answer(event))
         elif event is not h11.NEED_DATA:
             self._transport.close()
+
+    def push(self, data: bytes) -> None:
+        """Send a part of a stream; a client that leaves too much unread is dropped."""
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        self._transport.write(self._http.send(h11.Data(data=data)) or b"")
+        if self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self.abort()
 
     def abort(self) -> None:
         """Close at once; the connection is counted no more."""
@@ -207,12 +239,33 @@ class _AdminConnection(asyncio.Protocol):
     def _send(self, page: AdminPage, request: h11.Request | None = None) -> None:
         """Answer; to HEAD without the body."""
         assert self._transport is not None
-        headers = [("content-type", page.content_type), ("content-length", str(len(page.body)))]
-        response = h11.Response(status_code=page.status, headers=[*headers, ("connection", "close")])
+        if page.stream and request and request.method != b"HEAD":
+            self._begin_stream(page, page.stream)
+            return
+        length = (b"content-length", b"%d" % len(page.body))
+        response = h11.Response(status_code=page.status, headers=_headers(page, length))
         body = b"" if request and request.method == b"HEAD" else page.body
         for event in (response, h11.Data(data=body), h11.EndOfMessage()):
             self._transport.write(self._http.send(event) or b"")
         self._transport.close()
+
+    def _begin_stream(self, page: AdminPage, stream: AdminStream) -> None:
+        """Answer for as long as both sides want. Like every other, it goes for a newer one where there is no room."""
+        assert self._transport is not None
+        self._timer.cancel()
+        self._stream = stream
+        response = h11.Response(status_code=page.status, headers=_headers(page))
+        self._transport.write(self._http.send(response) or b"")
+        stream.start(partial(self._on_port, self.push), partial(self._on_port, self.abort))
+
+    def _on_port(self, act: Callable[..., None], *given: bytes) -> None:
+        with contextlib.suppress(RuntimeError):  # the port was closed
+            self._port.loop.call_soon_threadsafe(act, *given)
+
+
+def _headers(page: AdminPage, *further: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    content_type = (b"content-type", page.content_type.encode())
+    return [content_type, *page.headers, *further, (b"connection", b"close")]
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -47,6 +47,7 @@ from shared.worker.worker_config import WorkerConfig
 from tests.abuse.bounds.answers import ANSWER_BOUNDS
 from tests.abuse.bounds.bound import Bound
 from tests.abuse.bounds.links import KV_BOUNDS, LINK_BOUNDS
+from tests.abuse.bounds.live import LIVE_BOUNDS
 from tests.abuse.bounds.messages import MESSAGES_BOUNDS
 from tests.abuse.bounds.resuming import RESUMING_BOUNDS
 from tests.abuse.bounds.router import ROUTER_BOUNDS
@@ -71,6 +72,7 @@ without a limit on memory, and the worst case is computed.
 """
 BOUNDS: Mapping[str, tuple[Bound, ...]] = {
     "What clients take from a router": (*ROUTER_BOUNDS, *ANSWER_BOUNDS, *RESUMING_BOUNDS, *MESSAGES_BOUNDS),
+    "What those take from a router who watch it": LIVE_BOUNDS,
     "What strangers and peers take from a link": LINK_BOUNDS,
     "What strangers and workers take from a worker that offers KV pages": KV_BOUNDS,
     "What routers take from a worker": WORKER_BOUNDS,

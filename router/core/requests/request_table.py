@@ -230,6 +230,7 @@ class RequestTable:
         if joined.transport:
             live.transport, live.link_bytes_per_second = joined.transport, joined.link_bytes_per_second
         self._counters.fetch_seconds.append(joined.fetch_seconds)
+        self._effects.append(_joined_note(live, joined, now))
         if not live.migrating:
             self._counters.handoff_bytes += joined.fetched_bytes
         else:
@@ -483,6 +484,20 @@ class RequestTable:
     def _count(self, live: LiveRequest, state: RequestState, change: int) -> None:
         self.by_state[state] += change
         live.tenant.by_state[state] += change
+
+
+def _joined_note(live: LiveRequest, joined: messages.Joined, now: float) -> Note:
+    """Whose pages a decode worker has fetched; `moved` is why they left another decode worker, or empty."""
+    fields = {
+        "rid": live.rid,
+        "from": live.holder.peer if live.holder is not None else "",
+        "worker": live.worker.peer if live.worker is not None else "",
+        "bytes": joined.fetched_bytes,
+        "transport": joined.transport,
+        "moved": live.migration_cause if live.migrating else "",
+        "pause_seconds": round(now - live.token_at, 3),
+    }
+    return Note("request.joined", fields, "debug")
 
 
 def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
+import httpx2
 import pytest
 
 from shared.local.children import GRACE_SECONDS
@@ -180,6 +182,25 @@ def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line(keyed:
     ]
 
 
+def test_the_live_page_kills_a_worker_which_comes_back(keyed: Running) -> None:
+    url = line_of(keyed, "ready in ").partition("curl -N ")[2].partition("/v1")[0]
+    page = httpx2.get(url, headers={"accept": "text/html"}).text
+    token = json.loads(html.unescape(page.partition('name="segue" content="')[2].partition('"')[0]))["kill"]
+    headers = {"authorization": f"Bearer {KEY}", "x-segue-live-token": token}
+
+    def kill(name: str, **other: str) -> int:
+        return httpx2.post(f"{url}/live/kill", json={"worker": name}, headers=headers | other).status_code
+
+    assert kill("decode-0", authorization="Bearer sk-other") == 401
+    assert kill("decode-0", **{"x-segue-live-token": "x"}) == 403
+    assert kill("decode-7") == 202, "nobody has this name, and nothing happens"
+    assert kill("decode-0") == 202
+    keyed.line(lambda line: line == "decode-0: killed from the live page", 10)
+    keyed.line(lambda line: line.startswith("decode-0: ready"), 120)
+    assert roles(keyed) == ROLES
+    assert not [line for line in keyed.children().values() if token in line]
+
+
 def test_two_deployments_serve_side_by_side_and_the_printed_command_works(
     tmp_path: Path, keyed: Running
 ) -> None:
@@ -204,7 +225,7 @@ def test_two_deployments_serve_side_by_side_and_the_printed_command_works(
     said = "".join(one.lines + keyed.lines)
     assert "Traceback" not in said
     assert "work left" not in said
-    assert "killed" not in said
+    assert "did not end within" not in said
     assert KEY not in said
 
 

@@ -30,6 +30,7 @@ from router.gateway_metrics import GatewayMetrics
 from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
 from router.listener.tls import certificate_of
+from router.live.endpoint import LiveViews
 from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.app import make_app
@@ -363,12 +364,15 @@ class RunningRouter:
         self.health.become_ready()
         self.clients = ClientConnections(self._settings)
         router_peers = RouterPeers(self.uid, lambda: self.peers)
+        live = LiveViews(self.core, self.shell, router_peers, self.uid, lambda: self.peers, self._settings)
+        self.feed = live.feed
         pages = RouterPages(
             probe_pages(self.health, self.metrics),
             self._publish,
             self.shell,
             router_peers,
             self._settings.prompts_max,
+            live.on_admin,
         )
         self.admin.answer = pages.answer
         failure = RequestFailed(503, "shutting down")
@@ -378,11 +382,16 @@ class RunningRouter:
         guard = self.keyed.guard if self.keyed else lambda app: app
         gateway = GatewayMetrics(self.core, self.metrics, self._settings)
         behind_keys = lambda app: gateway.around(guard(app))  # noqa: E731
-        app = make_app(serving, self.health, router_peers.draw_rid, behind_keys)
+        app = make_app(serving, self.health, router_peers.draw_rid, behind_keys, live.on_api)
         self.certificate = certificate_of(self._settings)
         end_answers = partial(serving.fail_all, failure)
+
+        def become_unready() -> None:
+            self.health.start_draining()
+            self.feed.close()
+
         self._server = Server(
-            app, self._settings, self.clients, self.health.start_draining, end_answers, self.certificate
+            app, self._settings, self.clients, become_unready, end_answers, self.certificate
         )
         self._loop.call_soon(self._running.set)
         await self._server.serve(sockets=[self._listener])

@@ -1,0 +1,1 @@
+"""The live page: what a router serves for people who want to watch their fleet."""

@@ -1,0 +1,54 @@
+"""Every bound on what those take from a router who watch it."""
+
+from __future__ import annotations
+
+from tests.abuse.bounds.bound import Bound
+
+EVENTS, PAGE = (f"tests/unit/router/live/test_live_{name}.py" for name in ("events", "page"))
+WORST = f"{EVENTS}::test_however_much_happens_watchers_are_told_a_bounded_number_of_events_and_the_sums"
+UNREAD = f"{EVENTS}::test_a_watcher_that_does_not_read_is_dropped"
+
+LIVE_BOUNDS = (
+    Bound(
+        "WATCHERS_MAX",
+        "503",
+        "each batch and each picture is written 8 times; it is encoded once",
+        f"{EVENTS}::test_no_more_may_watch_than_the_bound_says",
+        place="router.live.feed",
+    ),
+    Bound(
+        "EVENTS_A_SECOND_MAX",
+        "events are told as sums",
+        "100 events in ten batches a second, 8 KiB",
+        WORST,
+        place="router.live.feed",
+    ),
+    Bound(
+        "REQUESTS_MAX",
+        "further requests are counted, not listed",
+        "256 requests a second and router, 16 KiB",
+        f"{EVENTS}::test_a_picture_lists_a_bounded_number_of_requests_and_counts_the_others",
+        place="router.live.picture",
+    ),
+    Bound(
+        "UNREAD_BYTES_MAX",
+        "the connection is dropped",
+        "512 KiB a watcher, 4 MiB of all",
+        f"{UNREAD}[API]",
+        place="router.live.endpoint",
+    ),
+    Bound(
+        "BODY_BYTES_MAX",
+        "400",
+        "1 KiB",
+        f"{PAGE}::test_the_page_itself_may_ask_and_kills_a_worker_by_its_token",
+        place="router.live.endpoint",
+    ),
+    Bound(
+        "UNREAD_BYTES_MAX",
+        "the connection is dropped",
+        "512 KiB a stream",
+        f"{UNREAD}[admin]",
+        place="shared.process.admin_port",
+    ),
+)

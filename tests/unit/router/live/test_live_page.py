@@ -1,0 +1,150 @@
+"""The live page as it is served: to whom, with which rights, how large; and who may kill a worker."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from router.replies import SERVED_PATHS
+from shared.process.api_keys import key_line
+from tests.unit.router.live.watching import watching
+from tests.unit.router.scripted_workers import RunningRouter
+
+PAGE_BYTES_MAX = 60_000
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture
+def kills() -> Iterator[tuple[int, int]]:
+    """A pipe: the end that `segue up` reads, and the one that a router writes."""
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.fixture
+def shown(model_folder: Path, kills: tuple[int, int]) -> Iterator[RunningRouter]:
+    with RunningRouter(model_folder, live_page=True, kill_worker_fd=kills[1]) as running:
+        yield running
+
+
+def config_of(page: str) -> dict[str, object]:
+    found = re.search(r'name="segue" content="([^"]*)"', page)
+    assert found
+    told: dict[str, object] = json.loads(unescape(found[1]))
+    return told
+
+
+def test_a_browser_gets_the_page_and_a_program_what_it_got_before(shown: RunningRouter) -> None:
+    page = shown.http.get("/", headers=BROWSER)
+    assert page.headers["content-type"].startswith("text/html")
+    assert len(page.content) <= PAGE_BYTES_MAX
+    assert config_of(page.text)["api"] is True
+    assert shown.http.head("/", headers=BROWSER).headers["content-length"] == str(len(page.content))
+    for headers in ({}, {"accept": "application/json"}, {"accept": "*/*"}):
+        assert shown.http.get("/", headers=headers).json() == {"name": "segue", "paths": SERVED_PATHS}
+    admin = httpx2.get(f"{shown.admin_url}/")
+    assert admin.headers["content-type"].startswith("text/html")
+    told = config_of(admin.text)
+    assert (told["api"], told["kill"]) == (False, ""), "on the admin port it only shows"
+
+
+def test_only_the_pages_own_script_and_style_run_and_it_speaks_with_its_server_alone(
+    shown: RunningRouter,
+) -> None:
+    for page in (shown.http.get("/", headers=BROWSER), httpx2.get(f"{shown.admin_url}/")):
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; ")
+        assert "unsafe" not in policy
+        for kind in ("script", "style"):
+            (content,) = re.findall(rf"<{kind}>(.*?)</{kind}>", page.text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert f"{kind}-src 'sha256-{digest}'" in policy
+        assert not re.findall(r"https?://", page.text), "nothing is loaded from elsewhere"
+        assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\son\w+=", page.text)
+
+
+def test_without_the_setting_the_port_of_the_api_has_no_live_page(router: RunningRouter) -> None:
+    assert router.http.get("/", headers=BROWSER).headers["content-type"] == "application/json"
+    for path in ("/live/events", "/live/requests/x", "/live/kill", "/live/picture"):
+        answer = router.http.get(path)
+        assert answer.status_code == 404
+        assert "admin port" in answer.json()["error"]["message"]
+
+
+FOREIGN = [
+    {"origin": "http://localhost:3000"},
+    {"origin": "https://elsewhere.example"},
+    {"origin": "null"},
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_a_page_of_another_origin_gets_nothing(shown: RunningRouter, headers: dict[str, str]) -> None:
+    token = str(config_of(shown.http.get("/", headers=BROWSER).text)["kill"])
+    for url in (shown.url, shown.admin_url):
+        with watching(url, **headers) as events:
+            assert events.status == 403
+        assert httpx2.get(f"{url}/live/requests/x", headers=headers).status_code == 403
+    if "origin" in headers:
+        assert "<html" not in shown.http.get("/", headers=BROWSER | headers).text, "the token stands there"
+    killed = shown.http.post(
+        "/live/kill", json={"worker": "decode-0"}, headers={**headers, "x-segue-live-token": token}
+    )
+    assert killed.status_code == 403
+
+
+def test_the_page_itself_may_ask_and_kills_a_worker_by_its_token(
+    shown: RunningRouter, kills: tuple[int, int]
+) -> None:
+    token = str(config_of(shown.http.get("/", headers=BROWSER).text)["kill"])
+    assert len(token) >= 32
+
+    def kill(body: object, sent: str = token) -> int:
+        headers = {"x-segue-live-token": sent, "origin": shown.url, "sec-fetch-site": "same-origin"}
+        return shown.http.post("/live/kill", json=body, headers=headers).status_code
+
+    assert kill({"worker": "decode-0"}, "") == 403
+    assert kill({"worker": "decode-0"}, token[:-1] + "~") == 403
+    bodies: list[object] = [{}, [], {"worker": "decode-0\nrouter"}, {"worker": 1}, {"worker": "x" * 2000}]
+    for body in bodies:
+        assert kill(body) == 400
+    with pytest.raises(BlockingIOError):
+        os.read(kills[0], 64)
+    assert kill({"worker": "decode-0"}) == 202
+    assert os.read(kills[0], 64) == b"decode-0\n"
+
+
+def test_nothing_can_be_killed_where_no_parent_listens(model_folder: Path) -> None:
+    with RunningRouter(model_folder, live_page=True) as running:
+        page = running.http.get("/", headers=BROWSER).text
+        assert config_of(page)["kill"] == ""
+        headers = {"x-segue-live-token": ""}
+        assert (
+            running.http.post("/live/kill", json={"worker": "decode-0"}, headers=headers).status_code == 403
+        )
+
+
+def test_where_there_are_keys_the_page_asks_for_one(model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(key_line("team", "sk-of-a-test-0123456789") + "\n", encoding="utf-8")
+    with RunningRouter(model_folder, live_page=True, api_keys_file=str(file)) as running:
+        assert config_of(running.http.get("/", headers=BROWSER).text)["keys"] is True
+        with watching(running.url) as events:
+            assert events.status == 401
+        with watching(running.url, authorization="Bearer sk-of-a-test-0123456789") as events:
+            events.until("fleet")
+            assert "team" not in events.text
+        assert running.http.get("/live/requests/x").status_code == 401
