@@ -1,11 +1,11 @@
 """What a request and a token cost the router in CPU time: the real core and shell, workers that a script plays.
 
-    python -m tests.benchmarks.router [--requests 4096] [--prefill 2] [--decode 2] [--keys]
+    python -m tests.benchmarks.router [--requests 4096] [--prefill 2] [--decode 2] [--keys] [--watched]
 
 No HTTP, tokenizer or sockets: it is the part of a request that grows with the fleet and with the log. Log lines go to
 /dev/null, once for each level. With --keys each request is one of an API key that has a limit of tokens, and is
-accounted; the look at its header is left out. The time is that of the whole process, so a thread that writes lines
-counts.
+accounted; the look at its header is left out. With --watched a
+live page is open. The time is that of the whole process, so a thread that writes lines counts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ from router.access.quotas import Quotas
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest, Outcome
+from router.discovery.router_peers import RouterPeers
+from router.live.feed import LiveFeed
+from router.live.router_pictures import RouterPictures
 from router.shell import RouterShell
 from shared.kv.page_pool import pages_for_tokens
 from shared.links.events import LinkEvent, PeerUp, Received
@@ -193,9 +196,24 @@ def _stderr_to_nowhere() -> Iterator[None]:
         os.close(nowhere)
 
 
-async def _measure(prefill: int, decode: int, requests: int, keys: bool) -> tuple[float, float]:
+class SilentWatcher:
+    """A live page that reads everything at once."""
+
+    def deliver(self, data: bytes) -> None:
+        """Events have come."""
+
+    def end(self) -> None:
+        """The router ends."""
+
+
+async def _measure(
+    prefill: int, decode: int, requests: int, keys: bool, watched: bool
+) -> tuple[float, float]:
     """CPU seconds of a request without its tokens, and of a token."""
     bench = Bench(prefill, decode, keys)
+    if watched:
+        alone = RouterPictures(RouterPeers("router", dict), "router", dict)
+        LiveFeed(bench.core, bench.shell, "router", alone).watch(SilentWatcher())
     await bench.run(requests // 4, SHORT)  # warm
     short = await bench.run(requests, SHORT)
     long = await bench.run(requests, LONG)
@@ -211,12 +229,13 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=2, help="prefill workers")
     parser.add_argument("--decode", type=int, default=2, help="decode workers")
     parser.add_argument("--keys", action="store_true", help="with API keys")
+    parser.add_argument("--watched", action="store_true", help="with a live page")
     options = parser.parse_args()
     for level in ("warning", "info"):
         with _stderr_to_nowhere(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             logs.configure(level, "json", role="router", uid="router-0")
             request, token = runner.run(
-                _measure(options.prefill, options.decode, options.requests, options.keys)
+                _measure(options.prefill, options.decode, options.requests, options.keys, options.watched)
             )
         sys.stdout.write(f"{level:8} {request * 1e6:7.1f} µs a request {token * 1e6:7.2f} µs a token\n")
 
