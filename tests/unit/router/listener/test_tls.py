@@ -64,6 +64,8 @@ def test_a_client_that_trusts_the_certificate_is_served(model_folder: Path, fold
             answer = client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 20})
             assert answer.status_code == 200, answer.text
             assert answer.json()["choices"][0]["text"] == "Hello there"
+            assert len(router.clients) == 1, "the handshake has given its place to the connection"
+        until(lambda: not len(router.clients), 10, "the place given back")
 
 
 def test_sixteen_streams_go_on_while_the_certificate_is_replaced(model_folder: Path, folder: Path) -> None:
