@@ -45,6 +45,13 @@ class ApiUnreachableError(StartError):
     """The API server gave no answer at all."""
 
 
+class _StaysHere(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the token would go along, to wherever it points."""
+
+    def redirect_request(self, *_redirect: object) -> None:
+        """None: the answer counts as a refusal."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReleaseApi:
     """The Secrets and Deployments of one namespace, as a pod's service account reaches them."""
@@ -110,7 +117,12 @@ class ReleaseApi:
         request = urllib.request.Request(f"{self.url}{path}", data=body, headers=headers, method=verb)
         try:
             trust = ssl.create_default_context(cafile=str(self.authority)) if self.authority else None
-            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS_MAX, context=trust) as response:
+            opener = urllib.request.build_opener(
+                urllib.request.ProxyHandler({}),  # no proxy of the environment sees the token, either
+                urllib.request.HTTPSHandler(context=trust),
+                _StaysHere,
+            )
+            with opener.open(request, timeout=REQUEST_SECONDS_MAX) as response:
                 answer: dict[str, Any] = json.loads(response.read(ANSWER_BYTES_MAX))
                 return answer
         except urllib.error.HTTPError as error:

@@ -40,10 +40,10 @@ rendered it, and Helm would remove what the manifest has no longer. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* (root, verb, event, weight) → metadata of an object of the hook: made anew each time, and gone when the Job has succeeded. */}}
+{{/* (root, verb, event, weight, more policies) → metadata of an object of the hook: made anew each time, gone when the Job has succeeded. */}}
 {{- define "segue.keysMetadata" -}}
 {{- $root := index . 0 -}}
-{{- $hook := dict "helm.sh/hook" (index . 2) "helm.sh/hook-weight" (index . 3) "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" "helm.sh/hook-output-log-policy" "hook-failed" -}}
+{{- $hook := dict "helm.sh/hook" (index . 2) "helm.sh/hook-weight" (index . 3) "helm.sh/hook-delete-policy" (printf "before-hook-creation,hook-succeeded%s" (index . 4)) "helm.sh/hook-output-log-policy" "hook-failed" -}}
 name: {{ include "segue.fullname" $root }}-keys-{{ index . 1 }}
 namespace: {{ $root.Release.Namespace }}
 labels:
@@ -54,7 +54,8 @@ labels:
 {{/* (root, verb, event, rules, arguments) → a Job and what it needs. */}}
 {{- define "segue.keysJob" -}}
 {{- $root := index . 0 -}}{{- $verb := index . 1 -}}
-{{- $metadata := include "segue.keysMetadata" (list $root $verb (index . 2) "-5") -}}
+{{- /* The right to make Secrets does not outlive a failed Job, which itself is kept for its log. */ -}}
+{{- $metadata := include "segue.keysMetadata" (list $root $verb (index . 2) "-5" ",hook-failed") -}}
 {{- $name := printf "%s-keys-%s" (include "segue.fullname" $root) $verb -}}
 {{- $component := printf "keys-%s" $verb -}}
 {{- $policy := $root.Values.networkPolicy -}}
@@ -103,7 +104,7 @@ spec:
 apiVersion: batch/v1
 kind: Job
 metadata:
-  {{- include "segue.keysMetadata" (list $root $verb (index . 2) "0") | nindent 2 }}
+  {{- include "segue.keysMetadata" (list $root $verb (index . 2) "0" "") | nindent 2 }}
 spec:
   # The program itself waits for the API server; what else fails is for a person, soon.
   backoffLimit: 1

@@ -2,6 +2,7 @@
 
 Objects are made once (409), found or not (404) and deleted, as the real server does it. `refused` is a quota or a Role
 that forbids the verb for an object; `meanwhile` is what somebody else makes right before a request is looked at.
+`moved_to` is another server that every answer points at.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class SecretServer:
     url: str = ""
     live: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: set[tuple[str, str]] = field(default_factory=set)  # verb and name
+    moved_to: str = ""
     meanwhile: Callable[[str], None] = lambda _verb: None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -43,6 +45,8 @@ class SecretServer:
         name = at.rpartition("/")[2]
         self.asked.append((verb, name))
         self.meanwhile(verb)
+        if self.moved_to:
+            return 307, {"message": "look elsewhere"}
         if (verb, name) in self.refused:
             return 403, {"kind": "Status", "message": f"secrets {name!r} is forbidden: exceeded quota"}
         if verb == "POST" and at in self.live:
@@ -79,6 +83,8 @@ def serving(port: int = 0) -> Iterator[SecretServer]:
             answer = json.dumps(thing).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
+            if served.moved_to:
+                self.send_header("Location", f"{served.moved_to}{self.path}")
             self.end_headers()
             self.wfile.write(answer)
 

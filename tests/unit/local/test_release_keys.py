@@ -205,6 +205,22 @@ def test_a_server_that_is_not_reached_is_named_with_what_may_be_in_the_way(
         run(CREATE, ReleaseApi("http://127.0.0.1:9", "serving", TOKEN))
 
 
+def test_the_token_goes_nowhere_but_to_the_api_server(
+    cluster: SecretServer, api: ReleaseApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving() as other:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"):
+            monkeypatch.setenv(name, other.url)
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        run(CREATE, api)
+        assert set(cluster.secrets()) == set(NAMES)
+        cluster.moved_to = other.url
+        with pytest.raises(StartError, match=r"GET .* with 307: look elsewhere"):
+            run(CREATE, api)
+        assert other.asked == []
+
+
 def test_a_pod_finds_the_server_its_namespace_and_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
