@@ -1,12 +1,13 @@
 """Keeps the keys of a release on Kubernetes: makes its Secrets where they are missing, and removes those that it made.
 
-    python -m shared.local.release_keys create --links-router=SECRET --links-worker=SECRET --api-keys=SECRET …
+    python -m shared.local.release_keys create --unless-deployment=NAME --links-router=SECRET …
     python -m shared.local.release_keys remove --unless-deployment=NAME SECRET…
 
 The chart runs the first before each installation and upgrade and the second when the release is gone, each in a Job
 with a service account of its own (charts/segue/templates/_keys.tpl). A Secret that is there is never changed, whoever
-made it. Those of the links are drawn together, since each has the certificates of both: one without the other is an
-error that a person has to look at. Secrets are made, never written over, so two Jobs at a time cannot mix their keys.
+made it, but those of the links have to admit each other. They are drawn together, since each has the certificates of
+both: one without the other is an error that a person has to look at, unless a Job that was ended has left it before
+there was a release. Secrets are made, never written over, so two Jobs at a time cannot mix their keys.
 
 It asks for three things of the API, so it speaks HTTP itself: the official client is known to discovery alone.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from shared.links.keys import LINK_ROLES, LinkRole, new_key_files
+from shared.links.keys import LINK_ROLES, LinkKeys, LinkRole, new_key_files, parse_keys
 from shared.primitives.errors import StartError
 from shared.process.api_keys import key_line, new_key
 
@@ -37,6 +38,7 @@ COMPONENT = "app.kubernetes.io/component"
 REQUEST_SECONDS_MAX = 20.0
 REACH_SECONDS_MAX = 60.0  # a network may let a new pod out some seconds late
 RETRY_SECONDS = 1.0
+HALF_SECONDS = 45.0  # so long an evicted pod may be at the other half: its grace is 30 s
 ANSWER_BYTES_MAX = 4 << 20
 NOT_FOUND, CONFLICT = 404, 409
 
@@ -82,8 +84,16 @@ class ReleaseApi:
         return self._read(f"{self._secrets}/{name}")
 
     def create(self, secret: Mapping[str, Any]) -> bool:
-        """Whether it was made; False where one of its name is there. Raises StartError."""
-        return self._asked("POST", self._secrets, json.dumps(secret).encode(), absent=CONFLICT) is not None
+        """Whether it was made; False where another of its name is there. Raises StartError."""
+        try:
+            return (
+                self._asked("POST", self._secrets, json.dumps(secret).encode(), absent=CONFLICT) is not None
+            )
+        except ApiUnreachableError:  # perhaps only the answer was lost
+            found = self.secret(secret["metadata"]["name"])
+            if found is None:
+                raise
+            return bool(found.get("data") == secret["data"])
 
     def delete(self, name: str) -> bool:
         """Whether there was a Secret to delete. Raises StartError."""
@@ -146,17 +156,48 @@ def _message(answer: bytes) -> str:
         return answer[:500].decode("utf-8", "replace")
 
 
-def create_links(api: ReleaseApi, names: Mapping[LinkRole, str], metadata: Mapping[str, Any]) -> list[str]:
-    """Make both Secrets of the links, if there is none, and return a line for each. Raises StartError."""
-    there = [name for name in names.values() if api.secret(name) is not None]
-    if len(there) == len(names):
-        return [f"Secret {name} is there and stays as it is" for name in there]
-    if there:
-        [missing] = set(names.values()) - set(there)
+def create_links(
+    api: ReleaseApi, names: Mapping[LinkRole, str], metadata: Mapping[str, Any], deployment: str
+) -> list[str]:
+    """Make both Secrets of the links, if there is none, and return a line for each. Raises StartError.
+
+    Whoever made them, they have to admit each other at the end. Half of a pair is deleted and drawn anew where no pod
+    can have it: it was made here, and there is no such Deployment.
+    """
+    found = _both_or_none(api, names, deployment)
+    told = [_stays(each) for each in found.values()] if found else _draw_links(api, names, metadata)
+    keys = {role: _link_keys(api, name, role) for role, name in names.items()}
+    router, worker = keys["router"], keys["worker"]
+    if not (router.own.public in worker.peers and worker.own.public in router.peers):
         raise StartError(
-            f"Secret {there[0]} is there and Secret {missing} is not, but their keys belong together: bring {missing} "
-            f"back from where it is kept, or delete {there[0]}, too, try again, and restart all pods of the release"
+            f"the keys in Secrets {names['router']} and {names['worker']} do not admit each other, so nothing could be "
+            "linked: expected the certificate of each in the other; bring back a pair, or delete both and try again"
         )
+    return told
+
+
+def _both_or_none(
+    api: ReleaseApi, names: Mapping[LinkRole, str], deployment: str
+) -> dict[LinkRole, dict[str, Any]]:
+    deadline = monotonic() + HALF_SECONDS
+    while True:
+        found = {role: one for role, name in names.items() if (one := api.secret(name)) is not None}
+        if len(found) != 1:
+            return found
+        [(role, half)] = found.items()
+        there, [missing] = names[role], set(names.values()) - {names[role]}
+        if not _made_here(half) or api.has_deployment(deployment):
+            raise StartError(
+                f"Secret {there} is there and Secret {missing} is not, but their keys belong together: bring {missing} "
+                f"back from where it is kept, or delete {there}, too, try again, and restart all pods of the release"
+            )
+        if monotonic() >= deadline:
+            api.delete(there)
+            return {}
+        sleep(RETRY_SECONDS)
+
+
+def _draw_links(api: ReleaseApi, names: Mapping[LinkRole, str], metadata: Mapping[str, Any]) -> list[str]:
     files = new_key_files()
     made: list[str] = []
     try:
@@ -171,13 +212,40 @@ def create_links(api: ReleaseApi, names: Mapping[LinkRole, str], metadata: Mappi
     return [f"Secret {name} is made" for name in made]
 
 
+def _link_keys(api: ReleaseApi, name: str, role: LinkRole) -> LinkKeys:
+    """What the pods will read there."""
+    found = api.secret(name)
+    if found is None:
+        raise StartError(f"Secret {name} was deleted by somebody else meanwhile: try again")
+    try:
+        return parse_keys(base64.b64decode((found.get("data") or {}).get("keys.pem", "")), role)
+    except ValueError as error:
+        raise StartError(
+            f"Secret {name} is there, but its keys.pem {error}; bring back the Secret, or delete both of the links and "
+            "try again"
+        ) from None
+
+
+def _made_here(found: Mapping[str, Any]) -> bool:
+    return (found["metadata"].get("labels") or {}).get(MAKER) == MADE_HERE
+
+
+def _stays(found: Mapping[str, Any]) -> str:
+    about = found["metadata"]
+    maker = (about.get("labels") or {}).get(MAKER, "nobody")
+    made_at = about.get("creationTimestamp", "a time that is not known")
+    stays = f"Secret {about['name']} is there and stays as it is"
+    return f"{stays}: it names {maker} as its maker, and was made at {made_at}"
+
+
 def create_api_keys(api: ReleaseApi, name: str, metadata: Mapping[str, Any]) -> str:
     """Make the Secret of the clients' keys, if there is none, and return a line. Raises StartError."""
     key = new_key()
     content = {"api-key": key.encode(), "keys": f"{key_line('default', key)}\n".encode()}
-    if api.secret(name) is None and api.create(secret(name, "router", content, metadata)):
+    found = api.secret(name)
+    if found is None and api.create(secret(name, "router", content, metadata)):
         return f"Secret {name} is made, with one key for clients"
-    return f"Secret {name} is there and stays as it is"
+    return _stays(found or api.secret(name) or {"metadata": {"name": name}})
 
 
 def remove(api: ReleaseApi, names: Sequence[str], deployment: str) -> list[str]:
@@ -191,8 +259,7 @@ def remove(api: ReleaseApi, names: Sequence[str], deployment: str) -> list[str]:
     told = []
     for name in names:
         found = api.secret(name)
-        ours = found is not None and (found["metadata"].get("labels") or {}).get(MAKER) == MADE_HERE
-        if ours and api.delete(name):
+        if found is not None and _made_here(found) and api.delete(name):
             told.append(f"Secret {name} is removed")
         else:
             told.append(
@@ -225,7 +292,7 @@ def run(arguments: Sequence[str], api: ReleaseApi) -> list[str]:
     told = []
     if said.links_router:
         names: dict[LinkRole, str] = {"router": said.links_router, "worker": said.links_worker}
-        told += create_links(api, names, said.metadata)
+        told += create_links(api, names, said.metadata, said.unless_deployment)
     if said.api_keys:
         told.append(create_api_keys(api, said.api_keys, said.metadata))
     return told
@@ -239,7 +306,8 @@ def _parser() -> argparse.ArgumentParser:
         create.add_argument(name, default="")
     create.add_argument("--metadata", type=json.loads, default={})
     removing = verbs.add_parser("remove")
-    removing.add_argument("--unless-deployment", required=True)
+    for each in (create, removing):
+        each.add_argument("--unless-deployment", required=True)
     removing.add_argument("secrets", nargs="+")
     return parser
 

@@ -2,7 +2,7 @@
 
 Objects are made once (409), found or not (404) and deleted, as the real server does it. `refused` is a quota or a Role
 that forbids the verb for an object; `meanwhile` is what somebody else makes right before a request is looked at.
-`moved_to` is another server that every answer points at.
+`moved_to` is another server that every answer points at; `lost` are names of Secrets that are made without an answer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class SecretServer:
     live: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: set[tuple[str, str]] = field(default_factory=set)  # verb and name
     moved_to: str = ""
+    lost: set[str] = field(default_factory=set)
     meanwhile: Callable[[str], None] = lambda _verb: None
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -53,7 +54,7 @@ class SecretServer:
             return 409, {"kind": "Status", "message": f"secrets {name!r} already exists"}
         if verb == "POST":
             self.live[at] = sent
-            return 201, sent
+            return (0 if name in self.lost else 201), sent
         if at not in self.live:
             return 404, {"kind": "Status", "message": f"{name!r} not found"}
         return 200, self.live.pop(at) if verb == "DELETE" else self.live[at]
@@ -80,6 +81,8 @@ def serving(port: int = 0) -> Iterator[SecretServer]:
             status, thing = (
                 served.answer(self.command, self.path, body) if known else (401, {"message": "who?"})
             )
+            if not status:
+                return
             answer = json.dumps(thing).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shared.links.keys import LINK_ROLES, parse_keys
+from shared.links.keys import LINK_ROLES, key_file, new_identity, parse_keys
 from shared.local import release_keys
 from shared.local.release_keys import ReleaseApi, run
 from shared.primitives.errors import StartError
@@ -24,7 +24,13 @@ from tests.unit.local.secret_server import DEPLOYMENTS, SECRETS, TOKEN, SecretSe
 
 METADATA = {"labels": {"team": "a", "app.kubernetes.io/managed-by": "Helm"}, "annotations": {"keep": "me"}}
 LINKS = ("--links-router=links-router", "--links-worker=links-worker")
-CREATE = ("create", *LINKS, "--api-keys=api-keys", f"--metadata={json.dumps(METADATA)}")
+CREATE = (
+    "create",
+    "--unless-deployment=router",
+    *LINKS,
+    "--api-keys=api-keys",
+    f"--metadata={json.dumps(METADATA)}",
+)
 NAMES = ("links-router", "links-worker", "api-keys")
 REMOVE = ("remove", "--unless-deployment=router", *NAMES)
 OURS = {"metadata": {"name": "x", "labels": {"app.kubernetes.io/managed-by": "segue-keys"}}}
@@ -79,29 +85,113 @@ def test_a_secret_has_the_metadata_that_the_chart_says_and_the_mark_of_its_maker
 def test_a_second_run_changes_nothing(cluster: SecretServer, api: ReleaseApi) -> None:
     run(CREATE, api)
     before = json.dumps(cluster.live)
-    assert run(CREATE, api) == [f"Secret {name} is there and stays as it is" for name in NAMES]
+    told = [f"Secret {name} is there and stays as it is" for name in NAMES]
+    assert [line.partition(":")[0] for line in run(CREATE, api)] == told
     assert json.dumps(cluster.live) == before
 
 
 def test_a_secret_of_somebody_elses_stays_and_the_others_are_made(
     cluster: SecretServer, api: ReleaseApi
 ) -> None:
-    mine = {"metadata": {"name": "api-keys"}, "data": {"keys": ""}}
+    mine: dict[str, Any] = {"metadata": {"name": "api-keys"}, "data": {"keys": ""}}
     cluster.live[f"{SECRETS}/api-keys"] = mine
-    run(CREATE, api)
+    mine["metadata"] |= {
+        "labels": {"app.kubernetes.io/managed-by": "Helm"},
+        "creationTimestamp": "2026-11-28",
+    }
+    *_, told = run(CREATE, api)
+    assert told == (
+        "Secret api-keys is there and stays as it is: it names Helm as its maker, and was made at 2026-11-28"
+    )
     assert set(cluster.secrets()) == set(NAMES)
     assert cluster.secrets()["api-keys"] == mine
 
 
 @pytest.mark.parametrize("there", ["links-router", "links-worker"])
 def test_half_of_a_pair_is_left_to_a_person(there: str, cluster: SecretServer, api: ReleaseApi) -> None:
-    cluster.live[f"{SECRETS}/{there}"] = OURS
     missing = ({*NAMES[:2]} - {there}).pop()
+    theirs = {"metadata": {"name": there}}
+    for half, release in ((OURS, True), (theirs, False)):  # pods may run with it, and who made it may want it
+        cluster.live = {f"{SECRETS}/{there}": half}
+        cluster.live |= {f"{DEPLOYMENTS}/router": {"metadata": {"name": "router"}}} if release else {}
+        with pytest.raises(
+            StartError, match=f"Secret {there} is there and Secret {missing} is not.*delete {there}"
+        ):
+            run(CREATE, api)
+        assert cluster.secrets() == {there: half}
+
+
+@pytest.mark.parametrize("there", ["links-router", "links-worker"])
+def test_half_that_a_job_left_before_there_was_a_release_is_drawn_anew(
+    there: str, cluster: SecretServer, api: ReleaseApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_keys, "HALF_SECONDS", 0.0)
+    run(CREATE, api)
+    before = cluster.secrets()
+    cluster.live = {f"{SECRETS}/{there}": before[there]}
+    run(CREATE, api)
+    after = cluster.secrets()
+    assert set(after) == set(NAMES)
+    assert all(after[name]["data"] != before[name]["data"] for name in NAMES)
+
+
+def test_a_pod_that_is_still_at_the_other_half_is_waited_for(
+    cluster: SecretServer, api: ReleaseApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_keys, "RETRY_SECONDS", 0.01)
+    run(CREATE, api)
+    whole = dict(cluster.live)
+    del cluster.live[f"{SECRETS}/links-worker"]
+
+    def other_half(_verb: str) -> None:
+        if cluster.asked[-1] == ("GET", "router"):
+            cluster.live = dict(whole)
+
+    cluster.meanwhile = other_half
+    run(CREATE, api)
+    assert cluster.live == whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_whose_answer_was_lost_is_ours(name: str, cluster: SecretServer, api: ReleaseApi) -> None:
+    cluster.lost = {name}
+    assert [line.split(",")[0] for line in run(CREATE, api)] == [f"Secret {each} is made" for each in NAMES]
+    assert set(cluster.secrets()) == set(NAMES)
+
+
+def test_keys_that_could_link_nothing_are_told_before_pods_have_them(
+    cluster: SecretServer, api: ReleaseApi
+) -> None:
+    run(CREATE, api)
+    other = dict(cluster.secrets())
+    cluster.live.clear()
+    run(CREATE, api)
+    cluster.live[f"{SECRETS}/links-worker"] = other["links-worker"]
+    with pytest.raises(StartError, match="links-router and links-worker do not admit each other"):
+        run(CREATE, api)
+    cluster.live[f"{SECRETS}/links-worker"] = other["links-router"]
     with pytest.raises(
-        StartError, match=f"Secret {there} is there and Secret {missing} is not.*delete {there}"
+        StartError, match=r"links-worker is there, but its keys\.pem holds a private key without"
     ):
         run(CREATE, api)
-    assert set(cluster.secrets()) == {there}
+    cluster.live[f"{SECRETS}/links-worker"] = {"metadata": {"name": "links-worker"}}
+    with pytest.raises(StartError, match=r"links-worker is there, but its keys\.pem holds 0 private keys"):
+        run(CREATE, api)
+
+
+def test_keys_that_are_being_replaced_pass_at_every_step(cluster: SecretServer, api: ReleaseApi) -> None:
+    """docs/operating.md patches one Secret after the other."""
+    old, new = ({role: new_identity(role) for role in LINK_ROLES} for _ in range(2))
+    listed = [*old.values()]
+    steps = [(old, [*listed, *new.values()]), (new, [*listed, *new.values()]), (new, [*new.values()])]
+    now = {role: key_file(old[role], *listed) for role in LINK_ROLES}
+    for own, certificates in steps:
+        for role in LINK_ROLES:
+            now[role] = key_file(own[role], *certificates)
+            for each, content in now.items():
+                made = release_keys.secret(f"links-{each}", "links", {"keys.pem": content}, {})
+                cluster.live[f"{SECRETS}/links-{each}"] = made
+            run(CREATE, api)
 
 
 def test_half_of_a_pair_that_was_just_made_is_taken_back(cluster: SecretServer, api: ReleaseApi) -> None:
@@ -119,9 +209,14 @@ def test_half_of_a_pair_that_was_just_made_is_taken_back(cluster: SecretServer, 
 def test_who_comes_second_takes_nothing_back_that_the_first_has_made(
     cluster: SecretServer, api: ReleaseApi
 ) -> None:
+    run(CREATE, api)
+    others = dict(cluster.live)
+    cluster.live.clear()
+    cluster.asked.clear()
+
     def others_pair(verb: str) -> None:
         if verb == "POST":
-            cluster.live |= {f"{SECRETS}/{name}": OURS for name in NAMES}
+            cluster.live |= others
 
     cluster.meanwhile = others_pair
     with pytest.raises(StartError, match="links-router was made by somebody else meanwhile: try again"):
@@ -132,14 +227,14 @@ def test_who_comes_second_takes_nothing_back_that_the_first_has_made(
 
 
 def test_only_what_is_asked_for_is_made(cluster: SecretServer, api: ReleaseApi) -> None:
-    assert run(("create", "--api-keys=api-keys"), api) == [
+    assert run(("create", "--unless-deployment=router", "--api-keys=api-keys"), api) == [
         "Secret api-keys is made, with one key for clients"
     ]
     assert set(cluster.secrets()) == {"api-keys"}
 
 
 def test_what_was_made_here_is_removed_and_nothing_else(cluster: SecretServer, api: ReleaseApi) -> None:
-    run(("create", *LINKS), api)
+    run(("create", "--unless-deployment=router", *LINKS), api)
     cluster.live[f"{SECRETS}/api-keys"] = {"metadata": {"name": "api-keys"}}
     assert run(REMOVE, api) == [
         "Secret links-router is removed",
