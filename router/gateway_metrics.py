@@ -9,6 +9,8 @@ and load generators look for these. Nothing here is by key, tenant or peer: whoe
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +22,7 @@ from shared.process import gauges
 from shared.process.metrics import CONTENT_TYPE, Metrics
 
 PATH = "/metrics"
+KEPT_SECONDS = 0.05  # a page: whoever reaches the API may ask for it without end
 QUEUED_STATES = ("waiting", "ready")
 VLLM_GAUGES = {
     gauges.QUEUED_REQUESTS: "vllm:num_requests_waiting",
@@ -43,6 +46,8 @@ class GatewayMetrics:
         self._on_api_port = settings.metrics_on_api_port
         escaped = settings.model_name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self._labels = f'model_name="{escaped}",engine="0"'
+        self._kept = b""
+        self._kept_until = -math.inf
 
     def values(self) -> dict[GaugeMetric, float]:
         """The three gauges, by Segue's names."""
@@ -59,7 +64,14 @@ class GatewayMetrics:
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """`app`, with the page before it where the settings want that: it is asked for without a key."""
-        return with_metrics(app, self.page) if self._on_api_port else app
+        return with_metrics(app, self.kept_page) if self._on_api_port else app
+
+    def kept_page(self) -> bytes:
+        """The page, as it was at most `KEPT_SECONDS` ago."""
+        now = time.monotonic()
+        if now >= self._kept_until:
+            self._kept, self._kept_until = self.page(), now + KEPT_SECONDS
+        return self._kept
 
     def page(self) -> bytes:
         """The text, in Prometheus' format."""

@@ -11,6 +11,7 @@ from tests.charts.rendering import RefusedError, manifest, objects, of_kind
 
 ADMITTED = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.name=edge"
 INGRESS = ("router.ingress.enabled=true", ADMITTED)
+METRICS = "router.config.metricsOnApiPort=true"
 ROUTE = ("router.httpRoute.enabled=true", "router.httpRoute.parentRefs[0].name=public", ADMITTED)
 
 
@@ -77,8 +78,12 @@ def test_a_route_takes_off_its_prefix_and_ends_no_stream() -> None:
             r"router\.httpRoute\.enabled, but networkPolicy\.clientsFrom admits pods of this namespace alone",
         ),
         ((ROUTE[0], ADMITTED), r"router\.httpRoute\.parentRefs is empty: name the Gateway"),
+        ((*INGRESS, METRICS), r"router\.ingress\.enabled sends every path of the API's port outside"),
+        ((*ROUTE, METRICS), r"router\.httpRoute\.enabled sends every path of the API's port outside"),
     ],
 )
-def test_an_edge_that_nobody_could_use_is_refused(sets: tuple[str, ...], sentence: str) -> None:
+def test_an_edge_that_nobody_could_use_or_that_opens_metrics_is_refused(
+    sets: tuple[str, ...], sentence: str
+) -> None:
     with pytest.raises(RefusedError, match=sentence):
         manifest(None, *sets)

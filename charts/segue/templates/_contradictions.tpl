@@ -69,6 +69,9 @@
 {{- if and (index $.Values.router $edge).enabled $.Values.networkPolicy.enabled (not (regexMatch "\"(ipBlock|namespaceSelector)\":" (toJson $clients))) -}}
 {{- fail (printf "router.%s.enabled, but networkPolicy.clientsFrom admits pods of this namespace alone: add the namespace of its controller, or no client could connect" $edge) -}}
 {{- end -}}
+{{- if and (index $.Values.router $edge).enabled $.Values.router.config.metricsOnApiPort -}}
+{{- fail (printf "router.%s.enabled sends every path of the API's port outside, and router.config.metricsOnApiPort serves /metrics there without a key: leave one of them off" $edge) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.router.httpRoute.enabled (not .Values.router.httpRoute.parentRefs) -}}
 {{- fail "router.httpRoute.enabled, but router.httpRoute.parentRefs is empty: name the Gateway" -}}

@@ -101,6 +101,18 @@ def test_vllms_names_tell_the_same(model_folder: Path, names: str, segue: bool) 
         assert (config.labels["block_size"], config.labels["num_gpu_blocks"]) == ("16", str(LIMITS.pages))
 
 
+def test_however_often_it_is_asked_for_it_is_written_every_now_and_then(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.gateway_metrics.KEPT_SECONDS", 3600.0)
+    with RunningRouter(model_folder, metrics_on_api_port=True) as router:
+        assert scraped(router, OF_SEGUE) == [0, 0, 0]
+        router.workers.script = Script(stalled=True)
+        with open_requests(router, 3) as ids:
+            until(lambda: states_in_debug(router, ids) == {"decoding": 3}, 10, "decode")
+            assert scraped(router, OF_SEGUE) == [0, 0, 0]
+
+
 def test_it_is_off_by_default(model_folder: Path) -> None:
     with RunningRouter(model_folder) as router:
         assert router.http.get("/metrics").status_code == 404
