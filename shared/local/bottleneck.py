@@ -140,13 +140,31 @@ class Window:
         """What a total grows by in a second."""
         return self.grown(name, at, **labels) / self.seconds
 
-    def by_label(self, label: str, of: Callable[..., float], name: str, **labels: str) -> dict[str, float]:
-        """`gauge` or `grown` for each value of a label."""
-        pages = self._after.values()
-        values = {
-            s.labels[label]: None for page in pages for s in page if s.name == name and label in s.labels
-        }
-        return {value: of(name, **labels, **{label: value}) for value in values}
+    def by_label(
+        self, label: str, of: Callable[[Window, str], float], name: str, **labels: str
+    ) -> dict[str, float]:
+        """`Window.gauge` or `Window.grown` for each value of a label."""
+        return {value: of(part, name) for value, part in self.parts(label, name, **labels).items()}
+
+    def parts(self, label: str, name: str, **labels: str) -> dict[str, Window]:
+        """The window of one metric, for each value of a label: one look at each sample, however many there are."""
+        ends = [self._split(pages, label, name, labels) for pages in (self._before, self._after)]
+        return {value: self._part(ends[0].get(value, {}), after) for value, after in ends[1].items()}
+
+    def _part(self, before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]) -> Window:
+        part = Window(Scrape(0.0, {}), Scrape(self.seconds, {}))
+        part._before, part._after = dict(before), dict(after)
+        return part
+
+    def _split(
+        self, pages: Mapping[str, Sequence[Sample]], label: str, name: str, labels: Mapping[str, str]
+    ) -> dict[str, dict[str, list[Sample]]]:
+        found: dict[str, dict[str, list[Sample]]] = {}
+        for at, page in pages.items():
+            for sample in page:
+                if label in sample.labels and _matches(sample, name, labels):
+                    found.setdefault(sample.labels[label], {}).setdefault(at, []).append(sample)
+        return found
 
     def count(self, name: str, role: str, **labels: str) -> float:
         """Measurements of a histogram."""
@@ -247,7 +265,7 @@ class _Stages:
 
     def pages_used(self) -> float:
         """The share of the decode workers' pages that are neither free nor evictable."""
-        pages = self.window.by_label("state", self.window.gauge, "segue_pages", role="decode")
+        pages = self.window.by_label("state", Window.gauge, "segue_pages", role="decode")
         whole = sum(pages.values())
         return 1 - (pages.get("free", 0.0) + pages.get("tree", 0.0)) / whole if whole else 0.0
 
@@ -284,7 +302,7 @@ class _Stages:
     def _fetches(self) -> Stay:
         """Reads of KV. Where none has ended, as many as pages that arrive are of a decode worker's used ones."""
         ended = self._stay("segue_fetch")
-        pages = self.window.by_label("state", self.window.gauge, "segue_pages", role="decode")
+        pages = self.window.by_label("state", Window.gauge, "segue_pages", role="decode")
         arriving, owned = pages.get("arriving", 0.0), pages.get("owned", 0.0)
         under_way = self.decoding * arriving / (arriving + owned) if arriving else 0.0
         if under_way > ended.requests and not ended.seconds:
@@ -324,11 +342,11 @@ class _Stages:
 
 def _greedy_tenant(window: Window, limits: Thresholds, stage: Stage) -> LiveVerdict | None:
     """The key that has most of what is open, or of the tokens that were used, while another key has some."""
-    shares = window.by_label("key", window.gauge, "segue_key_requests_open")
+    shares = window.by_label("key", Window.gauge, "segue_key_requests_open")
     unit = "open requests"
     if not any(shares.values()):
-        shares, unit = window.by_label("key", window.grown, "segue_usage_tokens_total"), "tokens"
-    ended = window.by_label("key", window.grown, "segue_key_requests_total")
+        shares, unit = window.by_label("key", Window.grown, "segue_usage_tokens_total"), "tokens"
+    ended = window.by_label("key", Window.grown, "segue_key_requests_total")
     total, active = sum(shares.values()), [key for key in shares | ended if shares.get(key) or ended.get(key)]
     key = max(shares, key=lambda each: shares[each], default="")
     if len(active) < 2 or shares[key] < limits.tenant_share * total:
@@ -342,8 +360,8 @@ def _greedy_tenant(window: Window, limits: Thresholds, stage: Stage) -> LiveVerd
 
 def _limited_tenant(window: Window, limits: Thresholds) -> LiveVerdict | None:
     """The key that meets limits of its own while the fleet has room."""
-    for key in window.by_label("key", window.grown, "segue_key_requests_total"):
-        outcomes = window.by_label("outcome", window.grown, "segue_key_requests_total", key=key)
+    for key, of_key in window.parts("key", "segue_key_requests_total").items():
+        outcomes = of_key.by_label("outcome", Window.grown, "segue_key_requests_total")
         refused = {name: n for name, n in outcomes.items() if name in ("rpm", "tpm", "concurrent") and n}
         if sum(refused.values()) > limits.limited_share * sum(outcomes.values()):
             limit = max(refused, key=lambda name: refused[name])

@@ -10,9 +10,13 @@ import http.client
 import json
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import islice
+from math import isfinite
 from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,8 +25,10 @@ from shared.local.bottleneck import LiveVerdict, Sample, Scrape, verdict
 from shared.primitives.errors import DoctorError
 
 WINDOW_SECONDS = 10.0
-PAGE_SECONDS_MAX = 5.0
+PAGE_SECONDS_MAX = 5.0  # to connect, and once more for all of a page
 PAGE_BYTES_MAX = 8 << 20  # a page has a few hundred lines
+PAGE_SAMPLES_MAX = 20_000
+PROCESSES_MAX = 256
 METRICS_PATH = "/metrics"
 ADMIN_PORT = 8001
 
@@ -32,6 +38,10 @@ def live_doctor(
 ) -> None:
     """Print the verdict. Raises DoctorError where a page cannot be read, or no router's is among them."""
     addresses = [address for url in urls for address in addresses_of(url)]
+    if len(addresses) > PROCESSES_MAX:
+        raise DoctorError(
+            f"{len(addresses)} processes are named; expected at most {PROCESSES_MAX}: name fewer"
+        )
     before = scrape(addresses)
     if not as_json:
         sys.stdout.write(f"reading {_processes(len(addresses))} for {WINDOW_SECONDS:g} s\n")
@@ -75,17 +85,22 @@ def scrape(addresses: Sequence[tuple[str, int, str]]) -> Scrape:
 
 
 def samples_of(page: str) -> list[Sample]:
-    """The lines of a page of metrics; raises ValueError where it is none."""
+    """The finite values of a page of metrics; raises ValueError where it is none, or one without end."""
     families = text_string_to_metric_families(page)
-    return [Sample(each.name, each.labels, each.value) for family in families for each in family.samples]
+    lines = list(islice((each for family in families for each in family.samples), PAGE_SAMPLES_MAX + 1))
+    if len(lines) > PAGE_SAMPLES_MAX:
+        raise ValueError(f"more than {PAGE_SAMPLES_MAX} lines")
+    return [Sample(each.name, each.labels, each.value) for each in lines if isfinite(each.value)]
 
 
 def _page(host: str, port: int, path: str) -> list[Sample]:
     connection = http.client.HTTPConnection(host, port, timeout=PAGE_SECONDS_MAX)
     try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read(PAGE_BYTES_MAX)
+        connection.connect()
+        with _deadline(connection.sock):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read(PAGE_BYTES_MAX)
         if answer.status != 200:
             raise DoctorError(f"http://{host}:{port}{path} answers {answer.status}, not with metrics")
         return samples_of(body.decode())
@@ -99,12 +114,39 @@ def _page(host: str, port: int, path: str) -> list[Sample]:
         connection.close()
 
 
+@contextmanager
+def _deadline(connected: socket.socket) -> Iterator[None]:
+    """Raise TimeoutError after `PAGE_SECONDS_MAX`: the time-out of a socket begins anew with each byte."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        with suppress(OSError):  # it is closed
+            connected.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(PAGE_SECONDS_MAX, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if over.is_set():
+            raise TimeoutError(f"no whole page within {PAGE_SECONDS_MAX:g} seconds")
+
+
 def _write(found: LiveVerdict) -> None:
     name = " or ".join(found.candidates)
     sys.stdout.write(f"bottleneck: {found.cause}{f' ({name})' if name else ''}\n")
     for figure in found.figures:
-        sys.stdout.write(f"      {figure}\n")
-    sys.stdout.write(f"turn: {found.turn}\n")
+        sys.stdout.write(f"      {_printable(figure)}\n")
+    sys.stdout.write(f"turn: {_printable(found.turn)}\n")
+
+
+def _printable(text: str) -> str:
+    """Text with names that others have chosen, for a terminal."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
 
 
 def _processes(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import process_time
 
 import pytest
 
@@ -105,6 +106,26 @@ def test_a_key_at_its_own_limit_is_the_tenant_while_the_fleet_has_room() -> None
 
     found = verdict(keyed(10, 0, 0), keyed(30, 20, 10))
     assert (found.cause, found.turn) == ("tenant", "the line of shop in the file of API keys: tpm=N")
+
+
+def test_many_keys_are_judged_with_one_look_at_each_sample() -> None:
+    """10,000 keys: looking at all samples for each would take minutes."""
+
+    def keyed(at: float) -> Scrape:
+        scrape = page(
+            {"decoding": 1.0}, BOTH, at=at, segue_itl_seconds_count=100 * at, segue_itl_seconds_sum=at
+        )
+        many = [
+            Sample("segue_key_requests_total", ROUTER | {"key": f"k{number}", "outcome": outcome}, at * value)
+            for number in range(10_000)
+            for outcome, value in (("served", 1.0), ("tpm", float(number == 9_999)))
+        ]
+        return Scrape(at, {"router:8001": [*scrape.processes["router:8001"], *many]})
+
+    began = process_time()
+    found = verdict(keyed(0), keyed(10))
+    assert found.turn == "the line of k9999 in the file of API keys: tpm=N"
+    assert process_time() - began < 20
 
 
 def test_a_process_that_has_begun_anew_counts_nothing_backwards() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 
+from shared.local.bottleneck import LiveVerdict
 from shared.local.cli import run
-from shared.local.live_doctor import addresses_of, live_doctor, samples_of
+from shared.local.live_doctor import PAGE_SAMPLES_MAX, _write, addresses_of, live_doctor, samples_of
 from shared.primitives.errors import DoctorError
 from shared.process import gauges
 from shared.process.admin_port import AdminPort
@@ -83,3 +87,49 @@ def test_the_flag_leads_here() -> None:
 def test_samples_are_read_with_their_labels() -> None:
     (sample,) = samples_of('# TYPE segue_slots_used gauge\nsegue_slots_used{role="decode"} 3.0\n')
     assert (sample.name, dict(sample.labels), sample.value) == ("segue_slots_used", {"role": "decode"}, 3.0)
+
+
+@pytest.mark.timeout(60)
+def test_a_page_that_comes_a_byte_at_a_time_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.local.live_doctor.PAGE_SECONDS_MAX", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=trickle, args=(server,), daemon=True).start()
+        with pytest.raises(DoctorError, match=r"no whole page within 1 seconds"):
+            live_doctor([f"http://127.0.0.1:{server.getsockname()[1]}"], sleep=no_sleep)
+
+
+def trickle(server: socket.socket) -> None:
+    """Answer with a page without end."""
+    with server.accept()[0] as connection, suppress(OSError):
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            connection.sendall(b"#")
+            time.sleep(0.05)
+
+
+def test_a_page_without_end_is_none() -> None:
+    page = "".join(f'segue_slots{{a="{number}"}} 1\n' for number in range(PAGE_SAMPLES_MAX + 1))
+    with pytest.raises(ValueError, match="more than 20000 lines"):
+        samples_of(page)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf"])
+def test_a_value_that_is_not_finite_counts_nothing(value: str) -> None:
+    assert samples_of(f"# TYPE segue_slots gauge\nsegue_slots {value}\n") == []
+
+
+def test_more_processes_than_are_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pods = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"10.0.{n // 200}.{n % 200}", 8001)) for n in range(257)
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_named: pods)
+    with pytest.raises(DoctorError, match="257 processes are named; expected at most 256"):
+        live_doctor(["http://segue-decode:8001"], sleep=no_sleep)
+
+
+def test_names_of_others_give_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    _write(LiveVerdict("tenant", ("key \x1b[2Jshop…",), "the line of \x9b2Jshop"))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "      key \\x1b[2Jshop…",
+        "turn: the line of \\x9b2Jshop",
+    ]
