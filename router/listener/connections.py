@@ -3,6 +3,7 @@
     bound                          default       above it
     connections_max                8192          a connection without a request goes (`Places`); if there is
                                                  none, 503 and close, or no answer where many are refused at once
+    SECURED_BYTES_MAX              384 MiB       the same, with TLS: 3072 connections of CONNECTION_BYTES
     connections_per_address_max    4096          the same, among those of the address
     DESCRIPTOR_RESERVE             256           the same: the links to workers and discovery need descriptors, too
     HELD_BYTES_MAX                 64 MiB        503 for the connection whose bytes come next
@@ -28,6 +29,7 @@ import structlog
 from router.config import RouterConfig
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal
+from router.listener.tls_input import CONNECTION_BYTES
 from router.request_context import client_of
 from shared.primitives.holders import Holders
 from shared.primitives.metric_fields import REJECTIONS, CounterMetric, all_declared, counted_by
@@ -40,6 +42,7 @@ HELD_BYTES_MAX = 64 << 20
 # of answers, in this process and in the kernel, and of streams' backlogs; see `_check`
 UNREAD_BYTES_MAX = 64 << 20
 UNREAD_BYTES_STEP = UNREAD_BYTES_MAX // 4  # written since the last look: then they are measured at once
+SECURED_BYTES_MAX = 384 << 20  # of what all TLS connections keep, CONNECTION_BYTES each
 REFUSED_OPEN_MAX = 128  # refused connections that are kept for a moment, so that their answer arrives
 CROWDED_SHARE = 3 / 4  # of connections_max: from there on silent ones have less time
 SILENT_SECONDS_MAX = 2.0  # without a byte, when crowded
@@ -102,8 +105,9 @@ class ClientConnections:
     def __init__(self, settings: RouterConfig):
         self.settings = settings
         self.counters = ClientCounters()
+        self.places_max = places_max(settings)
         self._places: Places[BoundedConnection] = Places(
-            settings.connections_max,
+            self.places_max,
             settings.connections_per_address_max,
             keys_asked=bool(settings.api_keys_file),
         )
@@ -224,7 +228,7 @@ class ClientConnections:
         now = loop.time()
         if len(self) < self._descriptor_places * CROWDED_SHARE:
             self._descriptor_places = math.inf  # others may have given descriptors back
-        crowded = len(self) >= self.settings.connections_max * CROWDED_SHARE
+        crowded = len(self) >= self.places_max * CROWDED_SHARE
         silent_since = now - SILENT_SECONDS_MAX if crowded else -math.inf
         for connection in [*self._places, *self._refused, *self._displaced]:
             try:
@@ -245,6 +249,12 @@ class ClientConnections:
             excess -= unread[connection]
             if excess <= 0:
                 break
+
+
+def places_max(settings: RouterConfig) -> int:
+    """How many connections there may be: with TLS no more than have memory."""
+    secured_max = SECURED_BYTES_MAX // CONNECTION_BYTES
+    return min(settings.connections_max, secured_max) if settings.tls_cert else settings.connections_max
 
 
 def _beyond_reserve(transport: asyncio.Transport) -> bool:

@@ -17,6 +17,8 @@ import struct
 import termios
 from collections.abc import Callable
 
+from router.listener.tls_input import PORTION_BYTES
+
 _TCP_INFO_BYTES_ACKED = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info
 
 
@@ -51,7 +53,11 @@ class ClientOutput:
     def write(self, data: bytes) -> None:
         """Write to the client."""
         if not self._transport.is_closing():
-            self._transport.write(data)
+            if self._plain is None:
+                self._transport.write(data)
+            else:  # TLS keeps a buffer as large as the largest write
+                for at in range(0, len(data), PORTION_BYTES):
+                    self._transport.write(data[at : at + PORTION_BYTES])
             self._unread = True
             self._on_written(len(data))
 

@@ -29,6 +29,7 @@ from router.listener.connection import ClientConnection
 from router.listener.connections import ClientConnections
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal
+from router.listener.tls_input import PORTION_BYTES, TlsInput, keep_buffers_apart
 from shared.links.keys import open_in_memory
 from shared.primitives.errors import ConfigError
 from shared.primitives.metric_fields import all_declared, total
@@ -64,6 +65,7 @@ class ServerCertificate:
             self.context, self.expires_at = load(*self._content)
         except ValueError as error:
             raise ConfigError(f"tls_cert {cert} and tls_key {key} cannot be used: {error}") from None
+        keep_buffers_apart()
 
     async def read_for_ever(self) -> None:
         """Follow the files."""
@@ -192,8 +194,9 @@ class TlsHandshake(asyncio.Protocol):
             ssl_handshake_timeout=self._clients.settings.head_seconds_max,
             ssl_shutdown_timeout=SHUTDOWN_SECONDS,
         )
-        transport.set_protocol(tls)
-        tls.connection_made(transport)
+        below = TlsInput(tls)
+        transport.set_protocol(below)
+        below.connection_made(transport)
         self._clients.admit(self)
 
     def check(self, now: float, silent_since: float = -math.inf) -> None:
@@ -216,6 +219,7 @@ class TlsHandshake(asyncio.Protocol):
     def _go_on(self, secured: asyncio.Transport) -> None:
         self._succeeded = True
         self._clients.remove(self)
+        secured.set_read_buffer_limits(high=PORTION_BYTES)  # type: ignore[attr-defined]  # what waits while paused
         connection = self._make_connection(self.transport)
         secured.set_protocol(connection)
         connection.connection_made(secured)

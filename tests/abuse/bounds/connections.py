@@ -21,6 +21,20 @@ CONNECTION_BOUNDS = (
         f"{FULL}::test_every_connection_that_is_allowed_fits_into_memory",
     ),
     Bound(
+        "SECURED_BYTES_MAX",
+        "with TLS the same, beyond 3072 connections",
+        "128 KiB each: 384 MiB",
+        f"{UNIT}/listener/test_tls.py::test_secured_connections_are_no_more_than_have_memory",
+        place="router.listener.connections",
+    ),
+    Bound(
+        "CONNECTION_BYTES",
+        "TLS is given portions of 16 KiB",
+        "128 KiB each",
+        f"{UNIT}/listener/test_tls.py::test_a_secured_connection_costs_little_whatever_came_on_it",
+        place="router.listener.tls_input",
+    ),
+    Bound(
         "DESCRIPTOR_RESERVE",
         "the oldest connection without a request closes",
         "no memory",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from contextlib import suppress
 
 import pytest
@@ -104,7 +103,7 @@ def trickle(server: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
             connection.sendall(b"#")
-            time.sleep(0.05)
+            threading.Event().wait(0.05)
 
 
 def test_a_page_without_end_is_none() -> None:
