@@ -1,7 +1,8 @@
 """The pictures of the other routers of a release: asked while this one is watched, and joined with its own.
 
 Each router knows its own requests only, so the one that is watched asks the others each second, on their admin ports,
-as it does for `/debug`. A picture that does not come stays out; one that is older than OLD_SECONDS is not shown.
+as it does for `/debug`. A picture that does not come, or is none (`Picture`), stays out; one that is older than
+OLD_SECONDS is not shown.
 """
 
 from __future__ import annotations
@@ -9,18 +10,75 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import structlog
 
 from router.discovery.router_peers import RouterPeers
+from router.live.picture import REQUESTS_MAX
 
 PICTURE_PATH = "/live/picture"
 REQUEST_PATH = "/live/requests/"
 ROUTERS_SHOWN = 8  # that are shown, this one among them
 OLD_SECONDS = 3.0
+NAME_CHARACTERS_MAX = 1024
+ENTRIES_MAX = 4096  # pods, flows and states in a picture
+
+log = structlog.get_logger(__name__)
 
 Json = dict[str, Any]
+Text = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # what a page's script can count
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+# ---- what another router has to send, `picture.FleetPicture.take` and the flow; what else it sends is left out -------
+
+
+class PodPicture(msgspec.Struct):
+    """A worker, as a router knows it."""
+
+    name: Text
+    role: Text
+    state: Text
+    group: Count
+    slots: tuple[int, int]
+    pages: tuple[int, int, int]
+    queued_tokens: Count
+    requests: Count
+    step_ms: Milliseconds
+    tokens_per_second: Count
+
+
+class PictureTotals(msgspec.Struct):
+    """The sums of a router's requests."""
+
+    tokens_per_second: Count
+    states: Annotated[dict[Text, Count], msgspec.Meta(max_length=ENTRIES_MAX)]
+    ttft_ms: Milliseconds | None
+    token_ms: Milliseconds | None
+    ended: Count
+    rejected: Count
+    errors: Count
+    migrated: Count
+    continued: Count
+
+
+class Picture(msgspec.Struct):
+    """A router's fleet and requests."""
+
+    router: Text
+    pods: Annotated[list[PodPicture], msgspec.Meta(max_length=ENTRIES_MAX)]
+    totals: PictureTotals
+    requests: Annotated[
+        list[tuple[Text, Text, Text, Count, Count, float]], msgspec.Meta(max_length=REQUESTS_MAX)
+    ]
+    unlisted: Count
+    flow: Annotated[list[tuple[Text, Text, Text, Count]], msgspec.Meta(max_length=ENTRIES_MAX)]
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
 
 
 class RouterPictures:
@@ -45,7 +103,10 @@ class RouterPictures:
         try:
             answer = await self._peers.get(url, PICTURE_PATH)
             if answer is not None and answer[0] == 200:
-                self._pictures[name] = (self._loop.time(), msgspec.json.decode(answer[1]))
+                picture: Json = msgspec.to_builtins(msgspec.json.decode(answer[1], type=Picture))
+                self._pictures[name] = (self._loop.time(), picture)
+        except msgspec.MsgspecError as error:
+            log.warning("live.unsound_picture", url=url, error=str(error))
         finally:
             del self._asking[name]
 

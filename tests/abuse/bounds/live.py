@@ -7,6 +7,7 @@ from tests.abuse.bounds.bound import Bound
 EVENTS, PAGE = (f"tests/unit/router/live/test_live_{name}.py" for name in ("events", "page"))
 WORST = f"{EVENTS}::test_however_much_happens_watchers_are_told_a_bounded_number_of_events_and_the_sums"
 UNREAD = f"{EVENTS}::test_a_watcher_that_does_not_read_is_dropped"
+OTHERS = "tests/unit/router/live/test_router_pictures.py::test_of_what_is_no_picture_nothing_is_shown"
 
 LIVE_BOUNDS = (
     Bound(
@@ -29,6 +30,20 @@ LIVE_BOUNDS = (
         "256 requests a second and router, 16 KiB",
         f"{EVENTS}::test_a_picture_lists_a_bounded_number_of_requests_and_counts_the_others",
         place="router.live.picture",
+    ),
+    Bound(
+        "NAME_CHARACTERS_MAX",
+        "the picture of that router is not shown",
+        "1,024 characters a name",
+        f"{OTHERS}[a long name]",
+        place="router.live.router_pictures",
+    ),
+    Bound(
+        "ENTRIES_MAX",
+        "the picture of that router is not shown",
+        "4,096 pods, flows and states of each of seven routers",
+        f"{OTHERS}[many pods]",
+        place="router.live.router_pictures",
     ),
     Bound(
         "UNREAD_BYTES_MAX",
