@@ -37,7 +37,7 @@ from router.discovery.router_peers import RouterPeers
 from router.live.feed import LiveFeed, Watcher
 from router.live.router_pictures import PICTURE_PATH, REQUEST_PATH, RouterPictures
 from router.replies import error_body, send_json, send_start
-from router.request_context import context_of
+from router.request_context import context_of, tenant_of
 from router.shell import RouterShell
 from shared.process.admin_port import AdminPage
 
@@ -46,7 +46,9 @@ KILL_PATH = "/live/kill"
 TOKEN_HEADER = b"x-segue-live-token"
 UNREAD_BYTES_MAX = 512 << 10
 BODY_BYTES_MAX = 1024
-TOO_MANY = error_body(503, "as many watch this router as may: close another live page")
+TOO_MANY = error_body(
+    503, "as many watch this router as may, or as may of one client: close another live page"
+)
 ELSEWHERE = error_body(403, "only the page of this server may read this: open / in a browser")
 NO_TOKEN = error_body(403, "workers are killed by the live page of this server alone: open / in a browser")
 NOTHING = error_body(404, "there is nothing at this path; the live page is at /")
@@ -185,7 +187,7 @@ class LiveEndpoint:
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = QueuedWatcher(context_of(scope).connection.abort)
-        if not self._feed.watch(watcher):
+        if not self._feed.watch(watcher, tenant_of(scope)):
             await send_json(send, 503, TOO_MANY)
             return
         gone = asyncio.create_task(_disconnected(receive, watcher))
@@ -308,7 +310,7 @@ class LiveAdminPages:
             return AdminPage(200 if found else 404, "application/json", found or msgspec.json.encode(UNKNOWN))
         if path != EVENTS_PATH:
             return AdminPage(404, "application/json", msgspec.json.encode(NOTHING))
-        if not self._feed.has_room:
+        if not self._feed.has_room(None):
             return AdminPage(503, "application/json", msgspec.json.encode(TOO_MANY))
         stream = AdminWatcher(self._feed, self._loop)
         return AdminPage(200, "text/event-stream", b"", ((b"cache-control", b"no-store"),), stream)

@@ -4,7 +4,9 @@
     books of the core ──► a picture each second ─────────────────► every watcher
 
 With nobody watching no note is looked at and no timer runs. An event is encoded once for all watchers, who are
-WATCHERS_MAX at most, so that the cost has a bound: events and pictures a second, and WATCHERS_MAX writes of each batch.
+WATCHERS_MAX at most at each of the two ports, so that the cost has a bound: events and pictures a second, and twice
+WATCHERS_MAX writes of each batch. Users of the API take no place of the operators, and a tenant takes
+WATCHERS_OF_TENANT_MAX.
 A watcher that does not read is dropped by whoever carries the bytes to it (`endpoint`, `shared.process.admin_port`).
 The events are `fleet`, `flow`, `requests` (a picture each second), `request`, `moved`, `pod` and `sums`.
 """
@@ -25,7 +27,8 @@ from router.live.router_pictures import RouterPictures
 from router.shell import RouterShell
 from shared.batch.effects import Note
 
-WATCHERS_MAX = 8
+WATCHERS_MAX = 4  # at the port of the API, and as many at the admin port
+WATCHERS_OF_TENANT_MAX = 2
 EVENTS_A_SECOND_MAX = 100
 BATCH_SECONDS = 0.1
 PICTURE_SECONDS = 1.0
@@ -64,7 +67,7 @@ class LiveFeed:
         self._name = name
         self._others = others
         self._loop = asyncio.get_running_loop()
-        self._watchers: dict[Watcher, None] = {}
+        self._watchers: dict[Watcher, str | None] = {}  # and their tenants; None: at the admin port
         self._closed = False
         self._asked_at = -ASKED_SECONDS
         self._timer: asyncio.TimerHandle | None = None
@@ -87,17 +90,20 @@ class LiveFeed:
 
     # ---- who watches -------------------------------------------------------------------------------------------
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may watch."""
-        return not self._closed and len(self._watchers) < WATCHERS_MAX
+    def has_room(self, tenant: str | None) -> bool:
+        """Whether one more of a tenant may watch; None: at the admin port."""
+        tenants = list(self._watchers.values())
+        on_admin = tenants.count(None)
+        if self._closed or tenant is None:
+            return not self._closed and on_admin < WATCHERS_MAX
+        return len(tenants) - on_admin < WATCHERS_MAX and tenants.count(tenant) < WATCHERS_OF_TENANT_MAX
 
-    def watch(self, watcher: Watcher) -> bool:
+    def watch(self, watcher: Watcher, tenant: str | None = None) -> bool:
         """Deliver to it from now on, the present picture first; False: there are too many, or the router ends."""
-        if not self.has_room:
+        if not self.has_room(tenant):
             return False
         self._start()
-        self._watchers[watcher] = None
+        self._watchers[watcher] = tenant
         if self._shown:
             watcher.deliver(self._encoded_picture())
         return True

@@ -9,8 +9,8 @@ waits for the loop. One thread serves all connections, each for one request:
 Connections that have said something are bounded (CONNECTIONS_MAX). Where there is no room, the oldest whose head is not
 complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
 waits. Silent ones keep no probe out (`Accepting`). Web pages read nothing here: on loopback, names that public DNS can
-have are refused (`listening`), an Origin always. Which pages there are, and what is on them, is decided by the
-process (`health`, and `router.openai.admin` for a router).
+have are refused (`listening`), an Origin always; what is on other sites leads to `/` alone. Which pages there are, and
+what is on them, is decided by the process (`health`, and `router.openai.admin` for a router).
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ AnswerPath = Callable[[str], Awaitable[AdminPage]]
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
 _ONLY_READING = AdminPage(405, "text/plain", b"only GET and HEAD\n")
 _NO_WEB_PAGES = AdminPage(403, "text/plain", b"web pages may not read this port\n")
-_OTHER_SITES = (
-    b"cross-site",
-    b"same-site",
-)  # a page of another origin asks; a link may lead here from anywhere
+# A page of another origin asks. A link may lead to `/` from anywhere; a stream in a hidden frame would hold a place.
+_OTHER_SITES = (b"cross-site", b"same-site")
 _OTHER_HOST = AdminPage(403, "text/plain", b"this name is not served here: use localhost or an address\n")
 
 
@@ -110,8 +108,8 @@ class AdminPort:
         if request.method not in (b"GET", b"HEAD"):
             return _ONLY_READING
         headers = dict(request.headers)
-        navigates = headers.get(b"sec-fetch-mode") == b"navigate"
-        if b"origin" in headers or (headers.get(b"sec-fetch-site") in _OTHER_SITES and not navigates):
+        follows_link = headers.get(b"sec-fetch-mode") == b"navigate" and request.target == b"/"
+        if b"origin" in headers or (headers.get(b"sec-fetch-site") in _OTHER_SITES and not follows_link):
             return _NO_WEB_PAGES
         host = headers.get(b"host", b"").decode("latin-1").lower()
         return None if not host or self._any_host or is_private(name_in(host)) else _OTHER_HOST

@@ -13,7 +13,14 @@ LIVE_BOUNDS = (
     Bound(
         "WATCHERS_MAX",
         "503",
-        "each batch and each picture is written 8 times; it is encoded once",
+        "each batch and each picture is written 8 times, to 4 watchers at each of two ports; it is encoded once",
+        f"{EVENTS}::test_no_more_may_watch_than_the_bound_says",
+        place="router.live.feed",
+    ),
+    Bound(
+        "WATCHERS_OF_TENANT_MAX",
+        "503",
+        "half of the places at the API's port",
         f"{EVENTS}::test_no_more_may_watch_than_the_bound_says",
         place="router.live.feed",
     ),

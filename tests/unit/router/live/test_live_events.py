@@ -13,13 +13,19 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from router.live.feed import BATCH_SECONDS, EVENTS_A_SECOND_MAX, WATCHERS_MAX, LiveFeed
+from router.live.feed import (
+    BATCH_SECONDS,
+    EVENTS_A_SECOND_MAX,
+    WATCHERS_MAX,
+    WATCHERS_OF_TENANT_MAX,
+    LiveFeed,
+)
 from router.live.picture import REQUESTS_MAX, public_id
 from router.live.router_pictures import RouterPictures
 from router.shell import RouterShell
 from tests.doubles.memory_links import MemoryLinks
 from tests.unit.router.deployment import ScriptedDeployment, hello, request
-from tests.unit.router.live.watching import watching
+from tests.unit.router.live.watching import Events, watching
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.waiting import until
 
@@ -91,15 +97,28 @@ def test_with_nobody_watching_no_note_is_looked_at(shown: RunningRouter) -> None
 
 
 def test_no_more_may_watch_than_the_bound_says(shown: RunningRouter) -> None:
+    """At each port, so that who uses the API keeps no operator out; and of one client, which keeps no other one out."""
+    watchers: list[Events] = []
     with ExitStack() as stack:
-        ports = [shown.url, shown.admin_url] * (WATCHERS_MAX // 2)
-        watchers = [stack.enter_context(watching(url)) for url in ports]
-        for events in watchers:
-            events.until("fleet")
-        for url in (shown.url, shown.admin_url):
-            with watching(url) as refused:
+
+        def watch(url: str, source: str) -> None:
+            watchers.append(stack.enter_context(watching(url, source)))
+            watchers[-1].until("fleet")
+
+        def assert_refused(url: str, source: str) -> None:
+            with watching(url, source) as refused:
                 assert refused.status == 503
-    until(lambda: shown.feed.has_room, 10, "places that are free again")
+
+        for _ in range(WATCHERS_OF_TENANT_MAX):
+            watch(shown.url, "127.0.0.1")
+        assert_refused(shown.url, "127.0.0.1")
+        for _ in range(WATCHERS_MAX - WATCHERS_OF_TENANT_MAX):
+            watch(shown.url, "127.0.0.2")
+        assert_refused(shown.url, "127.0.0.3")
+        for _ in range(WATCHERS_MAX):
+            watch(shown.admin_url, "127.0.0.1")
+        assert_refused(shown.admin_url, "127.0.0.2")
+    until(lambda: not shown.feed._watchers, 10, "places that are free again")
 
 
 @pytest.mark.parametrize("port", ["API", "admin"])
@@ -130,7 +149,7 @@ def test_a_router_that_drains_does_not_wait_for_those_who_watch(shown: RunningRo
         events.to_the_end()
         with pytest.raises(httpx2.RemoteProtocolError):
             others.to_the_end()
-    assert not shown.feed.has_room
+    assert not shown.feed.has_room(None)
     with watching(shown.url) as refused:
         assert refused.status == 503
 
@@ -185,9 +204,10 @@ def test_however_much_happens_watchers_are_told_a_bounded_number_of_events_and_t
         world, loop, sent = ScriptedDeployment(), asyncio.get_running_loop(), 0
         shell = RouterShell(world.core, MemoryLinks(hello("router", "r")))
         feed = LiveFeed(world.core, shell, "r", RouterPictures(None, "r", dict))  # type: ignore[arg-type]
-        watchers = [CountingWatcher() for _ in range(WATCHERS_MAX)]
+        watchers = [CountingWatcher() for _ in range(2 * WATCHERS_MAX)]
         began_at = loop.time()
-        assert all(feed.watch(watcher) for watcher in watchers)
+        assert all(feed.watch(watcher) for watcher in watchers[:WATCHERS_MAX])
+        assert all(feed.watch(watcher, str(at % 2)) for at, watcher in enumerate(watchers[WATCHERS_MAX:]))
         while watchers[0].data.count(b"event: sums") < 3:
             for _ in range(5 * EVENTS_A_SECOND_MAX):
                 shell.submit(request(f"r{sent}"), NoSink())

@@ -106,6 +106,16 @@ def test_a_page_of_another_origin_gets_nothing(shown: RunningRouter, headers: di
     assert killed.status_code == 403
 
 
+@pytest.mark.parametrize("path", ["/live/events", "/live/picture", "/metrics"])
+def test_a_link_of_another_site_leads_to_the_page_alone(shown: RunningRouter, path: str) -> None:
+    """A stream in a hidden frame would hold a place of those who may watch."""
+    link = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    assert httpx2.get(f"{shown.admin_url}/", headers=link).status_code == 200
+    assert httpx2.get(f"{shown.admin_url}{path}", headers=link).status_code == 403
+    with watching(shown.url, **link) as events:
+        assert events.status == 403
+
+
 def test_the_page_itself_may_ask_and_kills_a_worker_by_its_token(
     shown: RunningRouter, kills: tuple[int, int]
 ) -> None:

@@ -40,9 +40,12 @@ class Events:
 
 
 @contextmanager
-def watching(url: str, **headers: str) -> Iterator[Events]:
+def watching(url: str, source: str = "127.0.0.1", **headers: str) -> Iterator[Events]:
+    """Watch this router from this address."""
     with (
-        httpx2.Client(timeout=20, verify=False) as client,
+        httpx2.Client(
+            timeout=20, transport=httpx2.HTTPTransport(verify=False, local_address=source)
+        ) as client,
         client.stream("GET", f"{url}/live/events", headers=headers) as answer,
     ):
         yield Events(answer)
