@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import os
 import socket
 import ssl
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
@@ -20,11 +14,11 @@ import openai
 import pytest
 
 from router.config import RouterConfig
+from router.listener.connection import ClientConnection
 from router.listener.connections import SECURED_BYTES_MAX, places_max
 from router.listener.tls import ServerCertificate, certificate_of
-from router.listener.tls_input import CONNECTION_BYTES
+from router.listener.tls_input import CONNECTION_BYTES, PORTION_BYTES, TlsInput
 from shared.primitives.errors import ConfigError
-from tests.abuse.procfs import status_bytes
 from tests.certificates import pem_pair, write_pair
 from tests.unit.router.scripted_workers import RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID
@@ -218,44 +212,19 @@ def test_secured_connections_are_no_more_than_have_memory(folder: Path) -> None:
     assert places_max(secured) * CONNECTION_BYTES <= SECURED_BYTES_MAX
 
 
-# opens connections, uses each, and holds them until its input ends
-HOLDER = """
-import socket, ssl, sys
-host, port, count, body_bytes = sys.argv[1], *map(int, sys.argv[2:])
-context = ssl._create_unverified_context()
-head = b"POST /v1/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-length: %d\\r\\n\\r\\n" % body_bytes
-request = head + b"x" * body_bytes
-held = []
-for _ in range(count):
-    secured = context.wrap_socket(socket.create_connection((host, port), timeout=20))
-    secured.sendall(request)
-    assert b" 400 " in secured.recv(1000)
-    held.append(secured)
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def held_connections(router: RunningRouter, count: int) -> Iterator[None]:
-    """Connections of another process, each of which has sent much and was answered."""
-    host, port = address(router)
-    command = [sys.executable, "-c", HOLDER, host, str(port), str(count), "300000"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        yield
-        assert holder.stdin is not None
-        holder.stdin.close()
-
-
 def test_a_secured_connection_costs_little_whatever_came_on_it(model_folder: Path, folder: Path) -> None:
-    """Left to uvloop alone, each keeps what was read at once: half a MiB and more."""
-    patient = {"idle_seconds_max": 600.0, "head_seconds_max": 60.0}
-    with tls_router(model_folder, folder, **patient) as router, held_connections(router, 16):
-        before = status_bytes(os.getpid(), "VmRSS")
-        with held_connections(router, 96):
-            assert len(router.clients) == 112
-            gc.collect()  # errors keep the bodies that they are about
-            each = (status_bytes(os.getpid(), "VmRSS") - before) / 96
-        assert each < CONNECTION_BYTES, f"{each / 1024:.0f} KiB"
+    """What uvloop reads at once stays the connection's, in its buffer and in OpenSSL's: it is given a portion."""
+    context = ssl.create_default_context(cafile=str(folder / "tls.crt"))
+    with (
+        tls_router(model_folder, folder) as router,
+        socket.create_connection(address(router), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as secured,
+    ):
+        secured.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * 60_000 + b"\r\n\r\n")
+        assert secured.recv(64).startswith(b"HTTP/1.1 200")
+        (connection,) = router.clients._places
+        assert isinstance(connection, ClientConnection)
+        assert connection._plain is not None
+        below = connection._plain.get_protocol()
+        assert isinstance(below, TlsInput)
+        assert len(below.get_buffer(1 << 20)) == PORTION_BYTES
