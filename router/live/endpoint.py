@@ -8,7 +8,9 @@
 
 A page of another origin gets none of it, whatever the API allows to it: an Origin other than this server's is refused,
 as is what a browser says comes from another site. A page may fetch `/` of another origin without naming one, but then
-cannot read the answer, in which the token for `/live/kill` stands. What carries the events drops a watcher that leaves
+cannot read the answer, in which the token for `/live/kill` stands. Where the API listens to others without keys, a page
+may have had its own name pointed here (DNS rebinding), so only names are served that public DNS cannot have, and those
+in `allowed_hosts`. What carries the events drops a watcher that leaves
 more than UNREAD_BYTES_MAX unread.
 """
 
@@ -40,6 +42,7 @@ from router.replies import error_body, send_json, send_start
 from router.request_context import context_of, tenant_of
 from router.shell import RouterShell
 from shared.process.admin_port import AdminPage
+from shared.process.listening import is_loopback, is_private_in_a_network, name_in
 
 EVENTS_PATH = "/live/events"
 KILL_PATH = "/live/kill"
@@ -50,6 +53,9 @@ TOO_MANY = error_body(
     503, "as many watch this router as may, or as may of one client: close another live page"
 )
 ELSEWHERE = error_body(403, "only the page of this server may read this: open / in a browser")
+OTHER_HOST = error_body(
+    403, "any site may have this name: open the live page by an address, or add the name to allowed_hosts"
+)
 NO_TOKEN = error_body(403, "workers are killed by the live page of this server alone: open / in a browser")
 NOTHING = error_body(404, "there is nothing at this path; the live page is at /")
 UNKNOWN = error_body(404, "no request of this id is known any more")
@@ -152,6 +158,8 @@ class LiveEndpoint:
         self._kill_pipe = KillPipe(settings.kill_worker_fd) if settings.kill_worker_fd >= 0 else None
         token = self._kill_pipe.token if self._kill_pipe is not None else ""
         keys = bool(settings.api_keys_file)
+        open_to_all = not (is_loopback(settings.host) or settings.api_keys_file)
+        self._may_be_rebound = open_to_all and not settings.allowed_hosts  # which `BrowserGuard` holds
         self._page = page({"api": True, "keys": keys, "model": settings.model_name, "kill": token})
 
     def takes(self, scope: Scope) -> bool:
@@ -169,7 +177,10 @@ class LiveEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request that `takes` has chosen."""
         path, headers = scope["path"], dict(scope["headers"])
-        if path == "/":
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._may_be_rebound and not is_private_in_a_network(name_in(host)):
+            await send_json(send, 403, OTHER_HOST)
+        elif path == "/":
             vary = [(b"vary", b"accept, origin")]
             await send_start(send, 200, b"text/html; charset=utf-8", [*security_headers(), *vary])
             await send({"type": "http.response.body", "body": self._page})

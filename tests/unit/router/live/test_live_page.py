@@ -106,6 +106,25 @@ def test_a_page_of_another_origin_gets_nothing(shown: RunningRouter, headers: di
     assert killed.status_code == 403
 
 
+HOSTS = [("evil.example", 403), ("192.168.0.5:8000", 404), ("[fd00::5]", 404), ("gpu-box", 404)]
+
+
+@pytest.mark.parametrize(("host", "status"), HOSTS)
+def test_without_keys_no_page_reads_by_a_name_that_was_pointed_here(
+    model_folder: Path, host: str, status: int
+) -> None:
+    """By DNS rebinding such a page counts as this server's own, and names no origin where it reads."""
+    with RunningRouter(model_folder, live_page=True, host="0.0.0.0") as running:
+        headers = {"host": host, "sec-fetch-site": "same-origin"}
+        assert running.http.get("/live/requests/x", headers=headers).status_code == status
+        with watching(running.url, **headers) as events:
+            assert events.status == (403 if status == 403 else 200)
+    with RunningRouter(
+        model_folder, live_page=True, host="0.0.0.0", allowed_hosts=("evil.example",)
+    ) as running:
+        assert running.http.get("/live/requests/x", headers=headers).status_code == 404
+
+
 @pytest.mark.parametrize("path", ["/live/events", "/live/picture", "/metrics"])
 def test_a_link_of_another_site_leads_to_the_page_alone(shown: RunningRouter, path: str) -> None:
     """A stream in a hidden frame would hold a place of those who may watch."""
