@@ -119,9 +119,11 @@ def test_without_keys_no_page_reads_by_a_name_that_was_pointed_here(
         assert running.http.get("/live/requests/x", headers=headers).status_code == status
         with watching(running.url, **headers) as events:
             assert events.status == (403 if status == 403 else 200)
-    with RunningRouter(
-        model_folder, live_page=True, host="0.0.0.0", allowed_hosts=("evil.example",)
-    ) as running:
+
+
+def test_a_name_that_is_allowed_reads_the_live_page(model_folder: Path) -> None:
+    allowed, headers = ("llm.example",), {"host": "llm.example", "sec-fetch-site": "same-origin"}
+    with RunningRouter(model_folder, live_page=True, host="0.0.0.0", allowed_hosts=allowed) as running:
         assert running.http.get("/live/requests/x", headers=headers).status_code == 404
 
 
