@@ -80,7 +80,7 @@ KEY_CONTEXT_TOKENS = GaugeMetric(
 )
 CERTIFICATE_EXPIRY = GaugeMetric(
     "segue_tls_certificate_expiry_timestamp_seconds",
-    "When the certificate that new connections to a router get expires, in seconds since 1970.",
+    "Seconds from 1970 to the end of the certificate that new connections to a router get.",
 )
 CONNECTIONS = GaugeMetric("segue_http_connections", "Client connections that are open at a router.")
 WORKERS = GaugeMetric("segue_workers", "Workers that are linked to a router, by role.", ("worker_role",))

@@ -19,7 +19,8 @@ from tests.integration.deployments.observing import continuations
 from tests.waiting import until
 
 MARKER = "zebrafish-7f3a"
-HEADERS = {"authorization": f"Bearer {MARKER}", "x-request-id": MARKER, "user-agent": MARKER}
+OWN_ID = "the-clients-own-id"  # the one thing of a client's that the log has
+HEADERS = {"authorization": f"Bearer {MARKER}", "x-request-id": OWN_ID, "user-agent": MARKER}
 FIELDS = {"model": "smollm2", "prompt": f"{MARKER} and {MARKER}", "temperature": 0, "ignore_eos": True}
 SECRETS = {"stop": [MARKER], "user": MARKER, "cache_salt": MARKER, "prompt_cache_key": MARKER, MARKER: MARKER}
 
@@ -41,7 +42,10 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
         records += [httpx2.get(f"http://127.0.0.1:{port}/metrics").text for port in ports]
     log = "\n".join(running.command.lines)
     for rid in (rid_of(answered), survived):
-        assert re.search(rf'"event":"http.request".*"rid":"{rid}"', log), "the log was not at debug"
+        assert re.search(rf'"event":"request.answered".*"rid":"{rid}".*"client_id":"{OWN_ID}"', log)
+    assert re.search(
+        r'"level":"debug".*"event":"request.state"|"event":"request.state".*"level":"debug"', log
+    )
     said = answered.json()["choices"][0]["text"]
     assert len(said) > 20
     forms = (MARKER, said[:20], json.dumps(said)[1:20], json.dumps(ids)[1:-1], ",".join(map(str, ids)))

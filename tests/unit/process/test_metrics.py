@@ -14,6 +14,7 @@ from prefill.counters import PrefillCounters
 from router.access.key_ring import KeyCounters
 from router.core.counters import RouterCounters
 from router.listener.connections import ClientCounters
+from router.listener.tls import CertificateCounters
 from router.metrics_publisher import LoopCounters
 from router.openai.answers.resumable_streams import ResumingCounters
 from router.openai.prompts.prompts import PromptCounters
@@ -43,7 +44,7 @@ from tests.tidy.reference import COUNTERS, declared_metrics
 
 OF_ROUTERS = (
     *(RouterCounters, ClientCounters, KeyCounters, ResumingCounters),
-    *(PromptCounters, HttpCounters, LoopCounters),
+    *(PromptCounters, HttpCounters, LoopCounters, CertificateCounters),
 )
 OF_WORKERS = (PrefillCounters, DecodeCounters, StepCounters, KvCounters, DeviceCounters)
 
