@@ -20,6 +20,7 @@ from tests.cluster.kubernetes import COMMAND, ROOT, Cluster, start_own, stop_own
 from tests.cluster.load import Plan, ask
 from tests.cluster.registry import registry_on_the_node
 from tests.cluster.release import NAME, HelmRelease
+from tests.waiting import comes_true
 
 ADDRESS = "registry.example.com/ai"  # in the README
 pytestmark = [
@@ -83,6 +84,8 @@ def test_a_published_release_is_installed_by_one_command_onto_a_node_without_ima
         if "/charts/" not in reference
     }
     assert len(images) == len(IMAGES)
+    # A node tells its images every ten seconds or so.
+    comes_true(lambda: set(images_of_node(empty_cluster)) == images, 60, look_seconds_max=2)
     assert set(images_of_node(empty_cluster)) == images
     pytestconfig.stash.setdefault(NOTES, []).append(
         f"`helm install oci://…` on a node without images: the first tokens after {seconds:.0f} s"
