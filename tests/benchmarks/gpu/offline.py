@@ -3,6 +3,8 @@
     python -m tests.benchmarks.gpu.offline --model 0.6B             a GPU; also 14B
     python -m tests.benchmarks.gpu.offline --model tiny --device cuda-on-cpu --sequences 8 --longest 60
     python -m tests.benchmarks.gpu.offline --parts profile             where a step's time goes, by kernel
+    python -m tests.benchmarks.gpu.offline --model gpt-oss-20b --stored mxfp4 --parts steps
+    python -m tests.benchmarks.gpu.offline --model Llama-3.3-70B --stored "fp8 by channel" --layers 20 --parts steps
 
 The workload is that of nano-vllm and mini-sglang: 256 prompts of 100 to 1,024 random tokens, each with 100 to 1,024
 tokens of output, seed 0, temperature 0.6. `alone` drives one device by hand, EXTEND then DECODE: the line to hold
@@ -38,7 +40,10 @@ from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.gpu.profiles import host_profiled, profiled
 from tests.benchmarks.gpu.two_workers import Part, TwoWorkers
+from tests.unit.engine.checkpoint.popular_models import POPULAR
+from tests.unit.engine.checkpoint.popular_shapes import AWQ, MXFP4
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
+from tests.unit.engine.fp8_models import FORMATS
 
 PAGE_SIZE = 16
 CHUNK = 8192
@@ -49,7 +54,15 @@ PROMPT_REPEATS = 6  # the first is left out
 SHORTEST = 100
 PARTS = ("steps", "prompts", "profile", "alone", "filtered", "disaggregated")
 WITH_TWO_ON_A_GPU = (0.45, 0.9)  # what of it may be in use once a device is loaded: the first leaves half
+WORDS = {torch.uint8: torch.uint8, torch.float8_e4m3fn: torch.uint8, torch.int32: torch.int32}
+NUMBERS_OF_8_BITS = 120  # codes from 0 on that no format reads as NaN
 FILTERS = {"top_k": 20, "top_p": 0.95}  # of Qwen3's generation_config.json
+MODELS = {name: each.config for name, each in PUBLISHED.items()} | {
+    "Llama-3.3-70B": POPULAR["meta-llama/Llama-3.3-70B-Instruct"]
+}
+STORED = {"mxfp4": MXFP4, "int4 by 128": AWQ} | {
+    f"fp8 by {name}": FORMATS[name].config for name in ("block", "channel", "tensor")
+}
 _TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -92,13 +105,25 @@ class RandomWeights:
         where = self._generator.device
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=where)
+        if dtype in WORDS:  # of formats with fewer bits; bytes that are numbers in all of them
+            longest = torch.iinfo(torch.int32).max if dtype is torch.int32 else NUMBERS_OF_8_BITS
+            drawn = torch.randint(
+                0, longest, shape, dtype=WORDS[dtype], device=where, generator=self._generator
+            )
+            return drawn.view(dtype)
         return torch.empty(shape, dtype=dtype, device=where).normal_(0.0, 0.02, generator=self._generator)
 
 
-def model_named(name: str) -> ModelConfig:
-    """Qwen3 of this size, as it was published; or a tiny one."""
-    published = PUBLISHED["Qwen3-0.6B" if name == "tiny" else f"Qwen3-{name}"].config
-    return parse_model_config(published | (_TINY if name == "tiny" else {}))
+def model_named(name: str, stored: str = "", layers: int = 0) -> ModelConfig:
+    """A published model, of Qwen3 by its size, or a tiny one; `stored`: in this format; `layers`: its first so many."""
+    known = next((each for each in (name, f"Qwen3-{name}") if each in MODELS), "Qwen3-0.6B")
+    config = MODELS[known] | (_TINY if name == "tiny" else {})
+    if stored:
+        config |= {"quantization_config": STORED[stored]}
+    if layers:
+        kinds = config.get("layer_types")
+        config |= {"num_hidden_layers": layers} | ({"layer_types": kinds[:layers]} if kinds else {})
+    return parse_model_config(config)
 
 
 def workload(sequences: int, longest: int, vocab_size: int) -> list[Sequence]:
@@ -337,6 +362,8 @@ class Setting:
 def on_one_device(setting: Setting, make: Callable[[], Platform], parts: set[str]) -> None:
     """The parts that one device is driven by hand for; `make` makes what it is built on."""
     one = setting.load(make(), WITH_TWO_ON_A_GPU[-1])
+    if torch.cuda.is_available():
+        say(f"weights and pool take {torch.cuda.memory_allocated() / 1e9:.1f} GB; {one.room.pages} pages")
     by_hand = ByHand(one)
     batches = tuple(batch for batch in STEP_BATCHES if batch <= len(setting.sequences))
     context, vocab_size = min(STEP_CONTEXT, setting.context // 4), setting.config.vocab_size
@@ -374,7 +401,13 @@ def release(on_gpu: bool) -> None:
 def main() -> None:
     """See the head of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", choices=("0.6B", "14B", "30B-A3B", "tiny"), default="0.6B")
+    parser.add_argument(
+        "--model", default="0.6B", help=f"a size of Qwen3, tiny, or one of {', '.join(MODELS)}"
+    )
+    parser.add_argument(
+        "--stored", choices=STORED, default="", help="the format of weights; default: 16 bits"
+    )
+    parser.add_argument("--layers", type=int, default=0, help="the model's first so many; default: all")
     parser.add_argument("--device", choices=("cuda", "cuda-on-cpu"), default="cuda")
     parser.add_argument("--sequences", type=int, default=256)
     parser.add_argument("--longest", type=int, default=1024, help="tokens of a prompt, and of an output")
@@ -384,10 +417,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.exit(0, "skipped: torch finds no GPU\n")
-    config, context = model_named(given.model), 4 * given.longest
+    config, context = model_named(given.model, given.stored, given.layers), 4 * given.longest
     sequences = workload(given.sequences, given.longest, config.vocab_size)
     tokens = sum(len(each.prompt) for each in sequences), sum(each.output_len for each in sequences)
-    say(f"Qwen3-{given.model}, {given.sequences} sequences, {tokens[0]} tokens in, {tokens[1]} out")
+    kind = f"{given.model} {given.stored or '16 bits'}, {config.layers} layers"
+    say(f"{kind}, {given.sequences} sequences, {tokens[0]} tokens in, {tokens[1]} out")
     on_gpu = given.device == "cuda"
     setting = Setting(config, sequences, context, given.pages, given.runs)
     parts = set(given.parts.split(","))
