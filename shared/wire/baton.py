@@ -38,6 +38,11 @@ def agent_name(uid: str, epoch: int) -> str:
     return f"{uid}-{epoch:016x}"
 
 
+def rank_agent_name(uid: str, epoch: int, rank: int) -> str:
+    """`<uid>-<epoch as 16 hex digits>.<rank>` for ranks from 1 on: no worker's own name ends so."""
+    return f"{agent_name(uid, epoch)}.{rank}"
+
+
 HolderIdentity = tuple[str, int, bytes]
 
 

@@ -379,6 +379,13 @@ KV_BOUNDS = (
         place="shared.transfer.reader",
     ),
     Bound(
+        "RANKS_MAX",
+        "the fetch is refused in a sentence, and the router tries another worker",
+        "16 GPUs of a worker that is read",
+        f"{UNIT}/transfer/test_slices.py::test_a_holder_with_unsound_ranks_is_refused_in_a_sentence[too many ranks]",
+        place="shared.transfer.slices",
+    ),
+    Bound(
         "FETCHES_PER_SLOT",
         "the request is refused, and the router tries another worker",
         "four fetches for each of `--max-running-requests`",
