@@ -8,13 +8,14 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
 
-def pem_pair(name: str = "a router") -> tuple[bytes, bytes]:
-    """A new certificate and its key, in PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def pem_pair(name: str = "a router", rsa_bits: int = 0) -> tuple[bytes, bytes]:
+    """A new certificate and its key, in PEM; the key is of ECDSA P-256, or RSA of so many bits."""
+    key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+    key = rsa.generate_private_key(65537, rsa_bits) if rsa_bits else ec.generate_private_key(ec.SECP256R1())
     called = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]

@@ -135,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server ends: close between two requests."""
         if self._exchange is None:
-            self.transport.close()
+            self._close()
         else:
             self._exchange.keep_alive = False
 
@@ -160,9 +160,7 @@ class ClientConnection(asyncio.Protocol):
     def leave(self) -> bool:
         """End the connection for a newer one; False if an answer must leave before. No request is under way."""
         if self._phase is Phase.HEAD and self.output.waiting_bytes:
-            self._phase = Phase.CLOSING
-            self._forget_input()
-            self.transport.close()
+            self._close()
             return False
         self.transport.abort()
         return True
@@ -225,8 +223,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._phase is Phase.BODY or self._at < len(self._input):
             self._linger()
         else:
-            self._phase = Phase.CLOSING
-            self.transport.close()
+            self._close()
 
     def give_up(self, exchange: Exchange) -> None:
         """The application did not complete its answer; its log says why."""
@@ -236,7 +233,7 @@ class ClientConnection(asyncio.Protocol):
         elif exchange.framing is Framing.UNTIL_CLOSE:
             self.transport.abort()  # a plain close would look like the end of a complete answer
         else:
-            self.transport.close()
+            self._close()
 
     # ---- the parser calls these --------------------------------------------------------------------------------
 
@@ -335,7 +332,7 @@ class ClientConnection(asyncio.Protocol):
                 self.refuse(Refusal(408, "slow_body", f"the body did not arrive within {seconds:g} seconds"))
             case Phase.HEAD:
                 self._clients.count("idle")
-                self.transport.close()
+                self._close()
             case Phase.ANSWER:
                 self._clients.count("ahead")
                 self.transport.abort()
@@ -352,6 +349,13 @@ class ClientConnection(asyncio.Protocol):
         length = (b"content-length", b"%d" % len(body))
         self.write(encode_head(status, [(b"content-type", b"application/json"), length, CLOSE]) + body)
         self._linger()
+
+    def _close(self) -> None:
+        """Close when all is sent. Where the client has to confirm that, as with TLS, it has LINGER_SECONDS then."""
+        self._phase = Phase.CLOSING
+        self._expect_within(LINGER_SECONDS)
+        self._forget_input()
+        self.transport.close()
 
     def _linger(self) -> None:
         """Close, but first discard what the client still sends."""

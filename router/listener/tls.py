@@ -29,14 +29,15 @@ from router.listener.connection import ClientConnection
 from router.listener.connections import ClientConnections
 from router.listener.output import ClientOutput
 from router.listener.request_parser import Refusal
-from router.listener.tls_input import PORTION_BYTES, TlsInput, keep_buffers_apart
+from router.listener.tls_input import PORTION_BYTES, HandshakeTurns, TlsInput, keep_buffers_apart
+from router.request_context import client_of
 from shared.links.keys import open_in_memory
 from shared.primitives.errors import ConfigError
 from shared.primitives.metric_fields import all_declared, total
 
 READ_SECONDS = 1.0  # between two looks at the files
 CHAIN_BYTES = 1 << 20  # of a chain
-SHUTDOWN_SECONDS = 2.0  # in which a client may confirm the end of a connection
+SHUTDOWN_SECONDS = 600.0  # from a close to its end; `ClientConnection.check` ends those that stall before
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +59,7 @@ class ServerCertificate:
 
     def __init__(self, cert: str, key: str):
         self.counters = CertificateCounters()
+        self.turns = HandshakeTurns()
         self._files = Path(cert), Path(key)
         self._trouble = ""
         try:
@@ -194,9 +196,10 @@ class TlsHandshake(asyncio.Protocol):
             ssl_handshake_timeout=self._clients.settings.head_seconds_max,
             ssl_shutdown_timeout=SHUTDOWN_SECONDS,
         )
-        below = TlsInput(tls)
-        transport.set_protocol(below)
-        below.connection_made(transport)
+        address = client_of(transport.get_extra_info("peername"))
+        self._input = TlsInput(tls, self._certificate.turns, address)
+        transport.set_protocol(self._input)
+        self._input.connection_made(transport)
         self._clients.admit(self)
 
     def check(self, now: float, silent_since: float = -math.inf) -> None:
@@ -218,6 +221,7 @@ class TlsHandshake(asyncio.Protocol):
 
     def _go_on(self, secured: asyncio.Transport) -> None:
         self._succeeded = True
+        self._input.in_handshake = False
         self._clients.remove(self)
         secured.set_read_buffer_limits(high=PORTION_BYTES)  # type: ignore[attr-defined]  # what waits while paused
         connection = self._make_connection(self.transport)

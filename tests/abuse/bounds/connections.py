@@ -6,6 +6,10 @@ from tests.abuse.bounds.bound import Bound
 
 FULL = "tests/abuse/test_full_bounds.py"
 UNIT = "tests/unit/router"
+HANDSHAKES = (
+    "tests/abuse/test_handshakes.py"
+    "::test_handshakes_of_strangers_delay_nobody_and_leave_the_router_most_of_its_time"
+)
 
 CONNECTION_BOUNDS = (
     Bound(
@@ -32,6 +36,20 @@ CONNECTION_BOUNDS = (
         "TLS is given portions of 16 KiB",
         "128 KiB each",
         f"{UNIT}/listener/test_tls.py::test_a_secured_connection_costs_little_whatever_came_on_it",
+        place="router.listener.tls_input",
+    ),
+    Bound(
+        "HANDSHAKE_SHARE",
+        "handshakes wait for their turn, within head_seconds_max; addresses take turns",
+        "a quarter of the loop's time",
+        HANDSHAKES,
+        place="router.listener.tls_input",
+    ),
+    Bound(
+        "TURN_SECONDS",
+        "the next handshakes wait",
+        "2 ms at once, and what is left of one handshake",
+        HANDSHAKES,
         place="router.listener.tls_input",
     ),
     Bound(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 import threading
@@ -14,7 +15,7 @@ import openai
 import pytest
 
 from router.config import RouterConfig
-from router.listener.connection import ClientConnection
+from router.listener.connection import LINGER_SECONDS, ClientConnection
 from router.listener.connections import SECURED_BYTES_MAX, places_max
 from router.listener.tls import ServerCertificate, certificate_of
 from router.listener.tls_input import CONNECTION_BYTES, PORTION_BYTES, TlsInput
@@ -22,7 +23,7 @@ from shared.primitives.errors import ConfigError
 from tests.certificates import pem_pair, write_pair
 from tests.unit.router.scripted_workers import RunningRouter, Script
 from tests.unit.router.tiny_model import END_ID
-from tests.waiting import until
+from tests.waiting import soon, until
 
 STREAMS, WORDS = 16, 8
 
@@ -228,3 +229,30 @@ def test_a_secured_connection_costs_little_whatever_came_on_it(model_folder: Pat
         below = connection._plain.get_protocol()
         assert isinstance(below, TlsInput)
         assert len(below.get_buffer(1 << 20)) == PORTION_BYTES
+
+
+def test_a_slow_client_gets_all_of_its_last_answer(model_folder: Path, folder: Path) -> None:
+    """It reads nothing for longer than a client has to confirm the end of a connection; and that, it never does."""
+    context = ssl.create_default_context(cafile=str(folder / "tls.crt"))
+    body = json.dumps({"prompt": ["fox"] * 60, "model": "tiny", "max_tokens": 250}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: "
+    with tls_router(model_folder, folder, send_bytes=4096) as router, socket.socket() as plain:
+        router.workers.script = Script(endless=True)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.connect(address(router))
+        with context.wrap_socket(plain, server_hostname="localhost") as secured:
+            secured.sendall(f"{head}{len(body)}\r\n\r\n".encode() + body)
+            parts = [secured.recv(1000)]
+            until(lambda: not any(is_answering(each) for each in router.clients._places), 20, "the answer")
+            threading.Event().wait(LINGER_SECONDS + 0.5)
+            while part := secured.recv(4096):
+                parts.append(part)
+            until(lambda: not len(router.clients), LINGER_SECONDS + soon(2), "its place given back")
+        answer_head, _, answer = b"".join(parts).partition(b"\r\n\r\n")
+        assert b" 200 " in answer_head, answer_head
+        assert len(answer) > 30_000
+        assert b'"total_tokens":' in answer[-200:], "the end is missing"
+
+
+def is_answering(connection: object) -> bool:
+    return isinstance(connection, ClientConnection) and connection._exchange is not None
