@@ -3,10 +3,13 @@
 A request's id begins with the prefix of the router that drew it. A client asks the router that its connection came
 to; a router that has not served the request asks the owner. A router never asks for ids with its own prefix, so no
 question is passed on twice.
+
+Another router may be in other hands: its answer is read as it is sent, and no further than ANSWER_BYTES_MAX.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
@@ -17,6 +20,7 @@ import structlog
 PREFIX_BYTES = 4
 DRAWN_BYTES = 8
 ANSWER_SECONDS_MAX = 3.0
+ANSWER_BYTES_MAX = 4 << 20  # a picture of 4,096 pods takes 1.5 MiB
 CONNECTIONS_MAX = 4  # further questions wait for one, up to ANSWER_SECONDS_MAX
 
 log = structlog.get_logger(__name__)
@@ -32,6 +36,7 @@ class RouterPeers:
         self._client = httpx2.AsyncClient(
             timeout=ANSWER_SECONDS_MAX,
             limits=httpx2.Limits(max_connections=CONNECTIONS_MAX),
+            headers={"accept-encoding": "identity"},
             trust_env=False,  # pods are not behind proxies
             verify=False,  # it never speaks TLS, and reading the certificates takes 50 ms
         )
@@ -48,17 +53,27 @@ class RouterPeers:
         return next((url for name, url in self._routers().items() if _prefix(name) == prefix), None)
 
     async def get(self, url: str, path: str) -> tuple[int, bytes] | None:
-        """Status and JSON of another router's answer; None where none comes within `ANSWER_SECONDS_MAX`."""
+        """Status and JSON of another router's answer; None where none comes within its bounds of time and bytes."""
         try:
-            answer = await self._client.get(url + path)
-        except httpx2.HTTPError as error:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX), self._client.stream("GET", url + path) as answer:
+                return answer.status_code, await _content_of(answer)
+        except (httpx2.HTTPError, TimeoutError, ValueError) as error:
             log.warning("router_peers.unreachable", url=url, error=f"{type(error).__name__}: {error}")
             return None
-        return answer.status_code, answer.content
 
     async def close(self) -> None:
         """End the connections."""
         await self._client.aclose()
+
+
+async def _content_of(answer: httpx2.Response) -> bytes:
+    """The body as it was sent, not unpacked; raises ValueError where it is larger than an answer may be."""
+    content = bytearray()
+    async for part in answer.aiter_raw():
+        content += part
+        if len(content) > ANSWER_BYTES_MAX:
+            raise ValueError(f"more than {ANSWER_BYTES_MAX} bytes, and no router's answer has so many")
+    return bytes(content)
 
 
 def _prefix(name: str) -> str:

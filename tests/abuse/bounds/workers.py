@@ -282,6 +282,14 @@ PROCESS_BOUNDS = (
         place="router.discovery.router_peers",
     ),
     Bound(
+        "ANSWER_BYTES_MAX",
+        "no answer: 502, or a router that is not shown",
+        "4 MiB of each of 4 answers, as they were sent",
+        "tests/abuse/test_peer_answers.py"
+        "::test_as_many_answers_as_are_read_at_once_cost_no_more_than_their_bound[without end]",
+        place="router.discovery.router_peers",
+    ),
+    Bound(
         "CONNECTIONS_MAX",
         "further questions wait, within those 3 s",
         "4 connections to other routers",
