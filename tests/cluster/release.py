@@ -97,9 +97,11 @@ class HelmRelease:
         return samples_of(page)
 
     def total(self, component: str, name: str) -> float:
-        """A metric summed over the pods of a component that are ready."""
+        """A metric summed over the pods of a component that are ready. One without labels has to be there."""
         pods = [pod for pod in self.cluster.pods(component) if pod.ready]
-        return sum(self.metrics(pod).get(name, 0.0) for pod in pods)
+        pages = [page for pod in pods if (page := self.metrics(pod))]
+        assert "{" in name or all(name in page for page in pages), f"{component} has no metric {name}"
+        return sum(page.get(name, 0.0) for page in pages)
 
     def busiest(self, component: str) -> ClusterPod:
         """The pod with the most requests in slots."""

@@ -23,7 +23,7 @@ from tests.waiting import until
 
 COMMIT = os.environ.get("SEGUE_UPGRADE_FROM", "")
 SECRETS = (f"{NAME}-api-keys", f"{NAME}-links-router", f"{NAME}-links-worker")
-SAMPLED = "segue_generated_tokens_total"
+SAMPLED = "segue_sampled_tokens_total"
 STREAMS = 16
 pytestmark = [
     pytest.mark.skipif(not COMMIT, reason="SEGUE_UPGRADE_FROM names no older commit (make upgrade-test)"),
