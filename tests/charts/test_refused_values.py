@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from pydantic.alias_generators import to_camel
 
 from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS
 from shared.process import settings
-from tests.charts.rendering import CUDA, RefusedError, manifest
+from tests.charts.rendering import CHART, CUDA, RefusedError, manifest, objects, run_helm
 
 # What a person types → words of the answer; the key is always among them.
 MISTAKES = {
@@ -62,6 +66,11 @@ MISTAKES = {
     "extraObjects=3": ["/extraObjects", "want array"],
     "gpu.sharedMemorySize=1": ["/gpu/sharedMemorySize", "want string"],
     "sameNodeGpuIpc.runAsUser=10001": ["/sameNodeGpuIpc/runAsUser", "minimum"],
+    "decode.resources.limits.memory=2GB": ["/decode/resources/limits/memory", "2GB"],
+    "modelSource.cache.create.size=40 Gi": ["/modelSource/cache/create/size", "40 Gi"],
+    "modelSource.sizeLimit=1.2.3Gi": ["/modelSource/sizeLimit", "1.2.3Gi"],
+    "scratchSizeLimit=lots": ["/scratchSizeLimit", "lots"],
+    "modelSource.hub.endpoint=hub.corp": ["/modelSource/hub/endpoint", "https"],
 }
 IN_THE_CHART = {"kv_transport": "kv.transport"}  # settings of processes that are values of the chart itself
 ON_CUDA = ",".join(CUDA)
@@ -141,7 +150,7 @@ CONTRADICTIONS = {
     "decode.replicas=0,prefill.replicas=0": "or router.replicas to 0, too, for a release that is parked",
     "decode.replicas=0,decode.startupSeconds=60,router.config.waitingSecondsMax=59": "may take 60 s to start",
     "podDisruptionBudget.maxUnavailable=0": "the drain of a node would wait for ever",
-    "podDisruptionBudget.maxUnavailable=0%": "the drain of a node would wait for ever",
+    "podDisruptionBudget.maxUnavailable=00%": "the drain of a node would wait for ever",
     "decode.strategy.rollingUpdate.maxSurge=0": "no pod could ever be replaced",
     f"{NIXL},kv.ports=20000-20000": "needs two for each interface",
     "commonLabels.app\\.kubernetes\\.io/name=mine": "commonLabels sets app.kubernetes.io/name, by which",
@@ -166,6 +175,12 @@ CONTRADICTIONS = {
         "leave kv.transport at auto"
     ),
     "kv.transport=nixl": "set kv.allowUnauthenticatedTcp",
+    "nameOverride=Our Segue,fullnameOverride=ours": "nameOverride is Our Segue, which cannot be the value of a label",
+    "networkPolicy.egress.apiServerPorts=null": "apiServerPorts is empty, which to Kubernetes means every port",
+    "networkPolicy.egress.dnsPorts=null": "dnsPorts is empty, which to Kubernetes means every port",
+    f"qos=guaranteed,{WHOLE},decode.extraContainers[0].name=x": "container x of decode.extraContainers has no limits",
+    "keys=null": "keys is not there: .* --reset-then-reuse-values",
+    "modelSource.cache=null": "modelSource.cache is not there",
     "rbac.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.create=false": "name the account",
     "rbac.create=false,router.serviceAccount.name=mine": "the Job of keys.from hook needs a Role",
@@ -192,6 +207,56 @@ def test_a_mistake_is_refused_by_its_key(mistake: str) -> None:
 def test_a_contradiction_is_refused_in_a_sentence(values: str) -> None:
     with pytest.raises(RefusedError, match=CONTRADICTIONS[values]):
         manifest(None, values)
+
+
+# What stands in these sections are fields of Kubernetes', which templates take as they are, also when they are empty.
+KUBERNETES_OWN = {"resources", "strategy", "securityContext", "podSecurityContext", "annotations", "labels"}
+
+
+def sections(values: dict[str, Any], above: str = "") -> list[str]:
+    """Every section of the chart's values that templates look into, as `router.image`."""
+    found: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, dict) and value and name not in KUBERNETES_OWN:
+            found += [f"{above}{name}", *sections(value, f"{above}{name}.")]
+    return found
+
+
+def test_the_chart_looks_for_every_section_of_its_values() -> None:
+    """Helm keeps the values of an older chart with --reuse-values; what is new since then is missing in them."""
+    template = (CHART / "templates" / "_missing.tpl").read_text(encoding="utf-8")
+    listed = template.split('define "segue.sections" -}}')[1].split("{{- end")[0].split()
+    assert listed == sections(yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8")))
+
+
+def test_an_upgrade_that_reuses_the_values_of_an_older_chart_is_told_what_to_do(tmp_path: Path) -> None:
+    older = tmp_path / "segue"
+    shutil.copytree(CHART, older)
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for section in ("keys", "monitoring", "inferencePool"):
+        del values[section]
+    (older / "values.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
+    with pytest.raises(RefusedError, match=r"keys is not there: .* say --reset-then-reuse-values"):
+        run_helm("template", "segue", str(older))
+
+
+EMPTY = """\
+router: {config: , extraEnv: , strategy: , tolerations: , service: {annotations: }}
+decode: {config: , resources: {limits: {memory: 2Gi}}, extraContainers: , dnsConfig: , podSecurityContext: }
+modelSource: {extraEnv: , extraEnvFrom: , extraVolumes: , resources: , securityContext: }
+image: {pullSecrets: }
+extraObjects:
+securityContext:
+global:
+"""
+
+
+def test_a_key_without_a_value_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    """YAML calls it null, Helm takes the default away, and a template must not meet it unprepared."""
+    (tmp_path / "empty.yaml").write_text(EMPTY, encoding="utf-8")
+    rendered = run_helm("template", "segue", str(CHART), "--values", str(tmp_path / "empty.yaml"))
+    names = {(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(rendered) if each}
+    assert names == {(each["kind"], each["metadata"]["name"]) for each in objects(None)}
 
 
 @pytest.mark.parametrize(("old", "new"), settings.FORMER_SETTINGS.items())

@@ -24,6 +24,9 @@
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" (include "segue.fullname" .)) -}}
 {{- fail (printf "%s cannot be the beginning of a Service's name (lower case letters, digits and -): choose another name for the release, or set fullnameOverride" (include "segue.fullname" .)) -}}
 {{- end -}}
+{{- if not (regexMatch "^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$" (include "segue.name" .)) -}}
+{{- fail (printf "nameOverride is %s, which cannot be the value of a label (letters, digits, - _ and . between them): give another one" (include "segue.name" .)) -}}
+{{- end -}}
 {{- range $setting := list "pageSize" "kvCacheDtype" "dtype" -}}
 {{- $prefill := get (default dict $.Values.prefill.config) $setting | toString -}}
 {{- $decode := get (default dict $.Values.decode.config) $setting | toString -}}
@@ -61,15 +64,20 @@
 {{- if and .Values.inferencePool.enabled (not .Values.inferencePool.endpointPicker.name) -}}
 {{- fail "inferencePool.enabled, but inferencePool.endpointPicker.name is empty: name the Service of your endpoint picker" -}}
 {{- end -}}
-{{- if and .Values.inferencePool.enabled (not .Values.router.config.metricsOnApiPort) -}}
+{{- if and .Values.inferencePool.enabled (not (default dict .Values.router.config).metricsOnApiPort) -}}
 {{- fail "inferencePool.enabled, but router.config.metricsOnApiPort is false: the endpoint picker would find no metrics at the pool's port; set it to true" -}}
+{{- end -}}
+{{- range $ports := list "apiServerPorts" "dnsPorts" -}}
+{{- if and $.Values.networkPolicy.enabled $.Values.networkPolicy.egress.enabled (not (index $.Values.networkPolicy.egress $ports)) -}}
+{{- fail (printf "networkPolicy.egress.%s is empty, which to Kubernetes means every port: name the ports, or set networkPolicy.egress.enabled to false" $ports) -}}
+{{- end -}}
 {{- end -}}
 {{- $clients := .Values.networkPolicy.clientsFrom -}}
 {{- range $edge := list "ingress" "httpRoute" -}}
 {{- if and (index $.Values.router $edge).enabled $.Values.networkPolicy.enabled (not (regexMatch "\"(ipBlock|namespaceSelector)\":" (toJson $clients))) -}}
 {{- fail (printf "router.%s.enabled, but networkPolicy.clientsFrom admits pods of this namespace alone: add the namespace of its controller, or no client could connect" $edge) -}}
 {{- end -}}
-{{- if and (index $.Values.router $edge).enabled $.Values.router.config.metricsOnApiPort -}}
+{{- if and (index $.Values.router $edge).enabled (default dict $.Values.router.config).metricsOnApiPort -}}
 {{- fail (printf "router.%s.enabled sends every path of the API's port outside, and router.config.metricsOnApiPort serves /metrics there without a key: leave one of them off" $edge) -}}
 {{- end -}}
 {{- end -}}
@@ -227,7 +235,7 @@
 {{- if and $source.gguf (not (include "segue.modelCache" .)) -}}
 {{- fail "modelSource.gguf is given without modelSource.cache, so each pod would convert it anew: give a cache" -}}
 {{- end -}}
-{{- if and $source.gguf (not (dig "limits" "memory" "" $source.resources)) -}}
+{{- if and $source.gguf (not (dig "limits" "memory" "" (default dict $source.resources))) -}}
 {{- fail "modelSource.gguf is given, but modelSource.resources.limits.memory is empty: converting takes up to 24 bytes for each byte of the file, and 4Gi beside that" -}}
 {{- end -}}
 {{- range $source.extraEnv -}}
@@ -273,6 +281,14 @@
 {{- end -}}
 {{- if not (dig "limits" "memory" "" $resources) -}}
 {{- fail (printf "qos is guaranteed, but %s.resources.limits.memory is empty: give it" $role) -}}
+{{- end -}}
+{{- range $of := list "extraContainers" "extraInitContainers" -}}
+{{- range index $.Values $role $of -}}
+{{- $limits := dig "resources" "limits" dict . | default dict -}}
+{{- if not (and $limits.cpu $limits.memory) -}}
+{{- fail (printf "qos is guaranteed, but container %s of %s.%s has no limits of CPU and memory, so the pod would not be: give it both, with equal requests" .name $role $of) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -8,7 +8,7 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.podDisruptionBudget.enabled (has (toString .Values.podDisruptionBudget.maxUnavailable) (list "0" "0%")) -}}
+{{- if and .Values.podDisruptionBudget.enabled (regexMatch "^0+%?$" (toString .Values.podDisruptionBudget.maxUnavailable)) -}}
 {{- fail (printf "podDisruptionBudget.maxUnavailable is %v, so no pod could be evicted and the drain of a node would wait for ever: give at least 1, or set podDisruptionBudget.enabled to false" .Values.podDisruptionBudget.maxUnavailable) -}}
 {{- end -}}
 {{- range $role := list "router" "prefill" "decode" -}}

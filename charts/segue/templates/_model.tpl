@@ -217,7 +217,7 @@ true
 {{- define "segue.modelContainer" -}}
 {{- $pod := index . 0 -}}{{- $root := index $pod 0 -}}{{- $role := index $pod 1 -}}{{- $source := $root.Values.modelSource -}}
 terminationMessagePolicy: FallbackToLogsOnError
-{{- with concat (index . 1) $source.extraEnv }}
+{{- with concat (index . 1) (default list $source.extraEnv) }}
 env:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -229,7 +229,7 @@ envFrom:
 resources:
   {{- . | nindent 2 }}
 {{- end }}
-{{- with mergeOverwrite (deepCopy (default dict $root.Values.securityContext)) (include "segue.modelRoot" $root | fromYaml) (deepCopy $source.securityContext) }}
+{{- with mergeOverwrite (deepCopy (default dict $root.Values.securityContext)) (include "segue.modelRoot" $root | fromYaml) (deepCopy (default dict $source.securityContext)) }}
 securityContext:
   {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -245,7 +245,7 @@ volumeMounts:
 
 {{/* root → what root needs beside runAsUser: pods say runAsNonRoot, and the kubelet starts no container that contradicts it. */}}
 {{- define "segue.modelRoot" -}}
-{{- if eq (toString .Values.modelSource.securityContext.runAsUser) "0" }}runAsNonRoot: false{{ end -}}
+{{- if eq (dig "runAsUser" "" (default dict .Values.modelSource.securityContext) | toString) "0" }}runAsNonRoot: false{{ end -}}
 {{- end -}}
 
 {{/* (root, role) → the role's resources without devices, which cost nothing: the scheduler counts the larger of init and main
@@ -260,6 +260,6 @@ containers. The emptyDir is requested whole, or the node would evict the pod whe
 {{- $_ := set $resources "limits" (mergeOverwrite $resources.limits $size) -}}
 {{- end -}}
 {{- end -}}
-{{- $resources = mergeOverwrite $resources (deepCopy $root.Values.modelSource.resources) -}}
+{{- $resources = mergeOverwrite $resources (deepCopy (default dict $root.Values.modelSource.resources)) -}}
 {{- with include "segue.guaranteedResources" (list $root (index . 1) $resources) | fromYaml -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
