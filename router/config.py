@@ -136,6 +136,11 @@ class RouterConfig(ProcessConfig):
         description="Descriptor of a pipe to the parent, which ends the worker whose name comes. `segue up` uses it. "
         "-1: the live page ends none.",
     )
+    kill_token_file: str = Field(
+        default="",
+        description="File with the token that the live page has to send to end a worker. `segue up` prints it in the "
+        "page's address. Empty: nobody has it.",
+    )
     discovery: Literal["static", "kubernetes"] = Field(
         default="static",
         description="How workers are found. static takes those in workers, kubernetes watches EndpointSlices.",

@@ -7,11 +7,11 @@
     POST /live/kill           end a worker; under `segue up` alone
 
 A page of another origin gets none of it, whatever the API allows to it: an Origin other than this server's is refused,
-as is what a browser says comes from another site. A page may fetch `/` of another origin without naming one, but then
-cannot read the answer, in which the token for `/live/kill` stands. Where the API listens to others without keys, a page
-may have had its own name pointed here (DNS rebinding), so only names are served that public DNS cannot have, and those
-in `allowed_hosts`. What carries the events drops a watcher that leaves
-more than UNREAD_BYTES_MAX unread.
+as is what a browser says comes from another site. The token for `/live/kill` is in no answer: `segue up` draws it, and
+prints the page's address with it behind a #, which browsers keep to themselves. So who may kill is who sees that
+terminal, not everybody on the machine. Where the API listens to others without keys, a page may have had its own name
+pointed here (DNS rebinding), so only names are served that public DNS cannot have, and those in `allowed_hosts`. What
+carries the events drops a watcher that leaves more than UNREAD_BYTES_MAX unread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ ELSEWHERE = error_body(403, "only the page of this server may read this: open / 
 OTHER_HOST = error_body(
     403, "any site may have this name: open the live page by an address, or add the name to allowed_hosts"
 )
-NO_TOKEN = error_body(403, "workers are killed by the live page of this server alone: open / in a browser")
+NO_TOKEN = error_body(
+    403, "only who has the address that `segue up` prints kills workers: open it whole, with what follows #"
+)
 NOTHING = error_body(404, "there is nothing at this path; the live page is at /")
 UNKNOWN = error_body(404, "no request of this id is known any more")
 _BLOCKS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -130,12 +132,19 @@ class LiveViews:
 
 
 class KillPipe:
-    """The way to `segue up`, which ends its child of this name. The descriptor is that of a pipe's writing end."""
+    """The way to `segue up`, which ends its child of this name, for who has its token.
 
-    def __init__(self, descriptor: int):
+    The descriptor is that of a pipe's writing end.
+    """
+
+    def __init__(self, descriptor: int, token_file: str):
         os.set_blocking(descriptor, False)
-        self.token = secrets.token_urlsafe(24)
+        self._token = Path(token_file).read_bytes().strip() if token_file else b""
         self._descriptor = descriptor
+
+    def admits(self, token: bytes) -> bool:
+        """Whether this is the token; without one nobody has it."""
+        return bool(self._token) and secrets.compare_digest(token, self._token)
 
     def kill(self, pod: str) -> bool:
         """Ask for it; False: nobody reads."""
@@ -155,12 +164,12 @@ class LiveEndpoint:
     def __init__(self, feed: LiveFeed, others: RouterPictures, settings: RouterConfig):
         self._feed = feed
         self._others = others
-        self._kill_pipe = KillPipe(settings.kill_worker_fd) if settings.kill_worker_fd >= 0 else None
-        token = self._kill_pipe.token if self._kill_pipe is not None else ""
+        kills = settings.kill_worker_fd >= 0
+        self._kill_pipe = KillPipe(settings.kill_worker_fd, settings.kill_token_file) if kills else None
         keys = bool(settings.api_keys_file)
         open_to_all = not (is_loopback(settings.host) or settings.api_keys_file)
         self._may_be_rebound = open_to_all and not settings.allowed_hosts  # which `BrowserGuard` holds
-        self._page = page({"api": True, "keys": keys, "model": settings.model_name, "kill": token})
+        self._page = page({"api": True, "keys": keys, "model": settings.model_name, "kill": kills})
 
     def takes(self, scope: Scope) -> bool:
         """Whether a request is for the live page. One that names an origin gets no page, as it may be read there."""
@@ -213,7 +222,7 @@ class LiveEndpoint:
 
     async def _kill(self, headers: Headers, receive: Receive, send: Send) -> None:
         pipe = self._kill_pipe
-        if pipe is None or not secrets.compare_digest(headers.get(TOKEN_HEADER, b""), pipe.token.encode()):
+        if pipe is None or not pipe.admits(headers.get(TOKEN_HEADER, b"")):
             await send_json(send, 403, NO_TOKEN)
             return
         pod = _pod_in(await _body(receive))
@@ -302,7 +311,7 @@ class LiveAdminPages:
     def __init__(self, feed: LiveFeed, others: RouterPictures, model: str):
         self._feed = feed
         self._others = others
-        config: dict[str, Any] = {"api": False, "keys": False, "model": model, "kill": ""}
+        config: dict[str, Any] = {"api": False, "keys": False, "model": model, "kill": False}
         self._page = AdminPage(200, "text/html; charset=utf-8", page(config), security_headers())
         self._loop = asyncio.get_running_loop()
 

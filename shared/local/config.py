@@ -73,6 +73,7 @@ GIVEN = (
     "link_keys_file",
     "lifeline_fd",
     "kill_worker_fd",
+    "kill_token_file",
 )  # by `segue up`
 EPILOG = (
     "Settings of router and workers, as "

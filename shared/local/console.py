@@ -28,6 +28,7 @@ class Service:
     model: str
     has_key: bool  # clients must send $SEGUE_API_KEY
     has_tls: bool = False
+    kill_token: str = ""  # the live page of who has it may kill workers
 
     @property
     def root(self) -> str:
@@ -38,6 +39,11 @@ class Service:
     def url(self) -> str:
         """The base URL of clients."""
         return f"{self.root}/v1"
+
+    @property
+    def page(self) -> str:
+        """The URL of the live page. What follows # stays in the browser."""
+        return f"{self.root}/#{self.kill_token}" if self.kill_token else f"{self.root}/"
 
     @property
     def curl(self) -> str:
@@ -129,6 +135,7 @@ class StartupConsole:
         )
         if service.has_key:
             self.print_line("clients need a key; for these commands: export SEGUE_API_KEY=…")
+        self.print_line(f"in a browser: {service.page}")
         self.print_line(f"in Python: {service.python}")
         self.print_line(f"at a terminal: {_typed()} chat --url {service.root}")
         self.print_line(f"ready in {seconds:.0f} s; try: {service.curl}")

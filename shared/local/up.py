@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,6 +43,7 @@ KEY_NAME = "default"  # of --api-key, in metrics and logs
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WORKERS: tuple[Role, ...] = ("prefill", "decode")
 NVIDIA = Path("/dev/nvidiactl")  # there once the driver is loaded
+KILL_TOKEN_BYTES = 24
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
 
@@ -101,9 +103,9 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         has_keys = _require_key(router, settings, stack)
         if not (is_loopback(host) or has_keys):
             console.print_line("the API is open to the network, without authentication: see --api-key")
-        kills = _live_page(router, host, stack)
+        kills, kill_token = _live_page(router, host, stack)
         address = f"{_reachable(host)}:{router_port}"
-        service = Service(address, router.admin_address, name, has_keys, settings.has_tls)
+        service = Service(address, router.admin_address, name, has_keys, settings.has_tls, kill_token)
         ChildProcesses(children, console, service, kills_fd=kills).run()
 
 
@@ -153,20 +155,22 @@ def _require_key(router: Child, settings: LocalSettings, stack: contextlib.ExitS
     return bool(key or file)
 
 
-def _live_page(router: Child, host: str, stack: contextlib.ExitStack) -> int:
+def _live_page(router: Child, host: str, stack: contextlib.ExitStack) -> tuple[int, str]:
     """Let the router show the live page. Out of this end of a pipe come the names of workers that it kills.
 
-    -1: it kills none, for others than this machine see it.
+    And the token that the page needs for it. -1 and none: it kills no worker, for others than this machine see it.
     """
     router.arguments += ["--live-page", "true"]
     if not is_loopback(host):
-        return -1
+        return -1, ""
+    token = secrets.token_urlsafe(KILL_TOKEN_BYTES)
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    for descriptor in (reading, writing):
+    token_file = open_in_memory(token.encode())  # command lines are read by everybody
+    for descriptor in (reading, writing, token_file):
         stack.callback(os.close, descriptor)
-    router.inherited = (*router.inherited, writing)
-    router.arguments += ["--kill-worker-fd", str(writing)]
-    return reading
+    router.inherited = (*router.inherited, writing, token_file)
+    router.arguments += ["--kill-worker-fd", str(writing), "--kill-token-file", f"/dev/fd/{token_file}"]
+    return reading, token
 
 
 def _keys_in_memory(stack: contextlib.ExitStack) -> dict[LinkRole, int]:

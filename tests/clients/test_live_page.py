@@ -33,11 +33,16 @@ def watch(serving: LocalDeployment, shots: Path) -> dict[str, Any]:
     """What the program in the browser has seen."""
     python = client_folder("chromium_page") / "bin" / "python"
     axe = client_folder("live_page") / "node_modules" / "axe-core" / "axe.min.js"
+    start = "in a browser: "
+    printed = next(line for line in serving.command.read_lines() if line.startswith(start)).removeprefix(
+        start
+    )
     drains = next(process for process in serving.processes("decode") if process.uid == "decode-1")
     environment = {word: os.environ[word] for word in ("PATH", "HOME")} | {
         "SEGUE_CHROMIUM": shutil.which("chromium") or "",
         "SEGUE_LIVE_URL": serving.url,
         "SEGUE_ADMIN_URL": serving.admin_url,
+        "SEGUE_PRINTED_URL": printed,
         "SEGUE_DRAIN_PID": str(drains.pid),
         "SEGUE_SHOTS": str(shots),
         "SEGUE_AXE": str(axe),
@@ -80,6 +85,10 @@ def test_the_live_page_shows_what_happens_and_asks_nobody_else(shots: Path) -> N
     assert foreign["events"][1:] == [403, ""]
     assert "<html" not in foreign["page"][2], "it gets the paths, as every program does"
     assert foreign["kill"][1:] == [403, ""]
+    stranger = told["stranger"]
+    assert (stranger["kill"], stranger["left"]) == (0, ""), "no button without the token, which the bar hides"
+    assert "the whole address" in stranger["said"]
+    assert stranger["again"] == 3, "the tab keeps it"
     assert told["admin"] == {"chat": False, "kill": 0}
     assert "% full" in told["many"]["said"]
     assert told["many"]["opened"]

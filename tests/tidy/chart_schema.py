@@ -24,6 +24,7 @@ CHART = Path(__file__).parents[2] / "charts" / "segue"
 SCHEMA = CHART / "values.schema.json"
 NOT_IN_A_POD = {
     "adminHost",  # the kubelet asks at the pod's address
+    "killTokenFile",  # a parent's, with the pipe
     "killWorkerFd",  # a parent's pipe
     "lifelineFd",  # a parent's pipe
     "namespace",  # another namespace's Role

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit
 from playwright.sync_api import Browser, Page, sync_playwright
 
 URL, ADMIN_URL = os.environ["SEGUE_LIVE_URL"], os.environ["SEGUE_ADMIN_URL"]
+PRINTED_URL = os.environ["SEGUE_PRINTED_URL"]  # by `segue up`, with the token
 SHOTS, AXE = Path(os.environ["SEGUE_SHOTS"]), Path(os.environ["SEGUE_AXE"]).read_text(encoding="utf-8")
 PROMPT = "Tell me a story about two rivers."
 WAIT_MS = 120_000
@@ -116,6 +116,20 @@ def drained(page: Page, pid: int) -> dict[str, Any]:
     }
 
 
+def without_token(browser: Browser, requested: set[str]) -> dict[str, Any]:
+    """What one sees who opens the address that everybody knows; and what one who has opened the printed one, again."""
+    page = open_page(browser, URL, requested)
+    found = {"kill": page.locator(".kill").count(), "said": page.text_content("#quiet")}
+    page.close()
+    printed = open_page(browser, PRINTED_URL, requested)
+    found["left"] = urlsplit(printed.url).fragment
+    printed.reload()
+    seen(printed, "pods.size > 1")
+    found["again"] = printed.locator(".kill").count()
+    printed.close()
+    return found
+
+
 def killed(page: Page, undisturbed: str) -> dict[str, Any]:
     """The worker that writes an answer is killed by its button; the answer's text goes on."""
     page.click("#many")
@@ -133,7 +147,7 @@ def killed(page: Page, undisturbed: str) -> dict[str, Any]:
     page.wait_for_selector(".visit")
     visits = page.locator(".visit").all_text_contents()
     page.press("body", "Escape")
-    seam = page.text_content(".seam")
+    seam = page.text_content(".seam.continued")  # before it the stream may have moved
     return {"pod": pod, "same": text == undisturbed, "length": len(text), "seam": seam, "visits": visits}
 
 
@@ -298,12 +312,9 @@ FOREIGN = """async ([url, token]) => {
 
 def of_another_origin(browser: Browser) -> dict[str, Any]:
     """What a page at another port of this machine gets, although the API lets it chat, and it had the token."""
-    with urllib.request.urlopen(urllib.request.Request(URL, headers={"Accept": "text/html"})) as answer:
-        token = re.search(r"kill&quot;:&quot;([^&]+)&quot;", answer.read().decode())
-    assert token, "the page has no token"
     page = browser.new_page()
     page.goto(serve(EmptyPage))
-    found: dict[str, Any] = page.evaluate(FOREIGN, [URL, token[1]])
+    found: dict[str, Any] = page.evaluate(FOREIGN, [URL, urlsplit(PRINTED_URL).fragment])
     return found
 
 
@@ -315,15 +326,16 @@ def main() -> None:
             executable_path=os.environ["SEGUE_CHROMIUM"], args=["--no-sandbox"], headless=True
         )
         told["foreign"] = of_another_origin(browser)
-        dark = open_page(browser, URL, requested, "dark")
+        told["stranger"] = without_token(browser, requested)
+        dark = open_page(browser, PRINTED_URL, requested, "dark")
         told["dark"] = faults(dark)
         told["drained"] = drained(dark, int(os.environ["SEGUE_DRAIN_PID"]))
         dark.close()
-        first = open_page(browser, URL, requested)
+        first = open_page(browser, PRINTED_URL, requested)
         undisturbed = chat(first)()
         told["keyboard"] = by_keyboard(first)
         first.close()
-        second = open_page(browser, URL, requested)
+        second = open_page(browser, PRINTED_URL, requested)
         told["killed"] = killed(second, undisturbed)
         told["light"] = faults(second)
         second.close()

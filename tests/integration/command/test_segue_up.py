@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import re
@@ -183,9 +182,9 @@ def test_the_key_that_is_given_is_asked_for_and_stands_in_no_command_line(keyed:
 
 
 def test_the_live_page_kills_a_worker_which_comes_back(keyed: Running) -> None:
-    url = line_of(keyed, "ready in ").partition("curl -N ")[2].partition("/v1")[0]
-    page = httpx2.get(url, headers={"accept": "text/html"}).text
-    token = json.loads(html.unescape(page.partition('name="segue" content="')[2].partition('"')[0]))["kill"]
+    url, _, token = line_of(keyed, "in a browser: ").partition(": ")[2].rstrip().partition("/#")
+    assert len(token) == 32
+    assert token not in httpx2.get(url, headers={"accept": "text/html"}).raise_for_status().text
     headers = {"authorization": f"Bearer {KEY}", "x-segue-live-token": token}
 
     def kill(name: str, **other: str) -> int:

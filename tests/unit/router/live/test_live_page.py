@@ -20,6 +20,7 @@ from tests.unit.router.live.watching import watching
 from tests.unit.router.scripted_workers import RunningRouter
 
 PAGE_BYTES_MAX = 60_000
+TOKEN = "a-token-of-32-characters-0123456"
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
@@ -33,8 +34,12 @@ def kills() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def shown(model_folder: Path, kills: tuple[int, int]) -> Iterator[RunningRouter]:
-    with RunningRouter(model_folder, live_page=True, kill_worker_fd=kills[1]) as running:
+def shown(model_folder: Path, kills: tuple[int, int], tmp_path: Path) -> Iterator[RunningRouter]:
+    file = tmp_path / "token"
+    file.write_text(TOKEN, encoding="utf-8")
+    with RunningRouter(
+        model_folder, live_page=True, kill_worker_fd=kills[1], kill_token_file=str(file)
+    ) as running:
         yield running
 
 
@@ -56,7 +61,7 @@ def test_a_browser_gets_the_page_and_a_program_what_it_got_before(shown: Running
     admin = httpx2.get(f"{shown.admin_url}/")
     assert admin.headers["content-type"].startswith("text/html")
     told = config_of(admin.text)
-    assert (told["api"], told["kill"]) == (False, ""), "on the admin port it only shows"
+    assert (told["api"], told["kill"]) == (False, False), "on the admin port it only shows"
 
 
 def test_only_the_pages_own_script_and_style_run_and_it_speaks_with_its_server_alone(
@@ -93,15 +98,14 @@ FOREIGN = [
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 def test_a_page_of_another_origin_gets_nothing(shown: RunningRouter, headers: dict[str, str]) -> None:
-    token = str(config_of(shown.http.get("/", headers=BROWSER).text)["kill"])
     for url in (shown.url, shown.admin_url):
         with watching(url, **headers) as events:
             assert events.status == 403
         assert httpx2.get(f"{url}/live/requests/x", headers=headers).status_code == 403
     if "origin" in headers:
-        assert "<html" not in shown.http.get("/", headers=BROWSER | headers).text, "the token stands there"
+        assert "<html" not in shown.http.get("/", headers=BROWSER | headers).text
     killed = shown.http.post(
-        "/live/kill", json={"worker": "decode-0"}, headers={**headers, "x-segue-live-token": token}
+        "/live/kill", json={"worker": "decode-0"}, headers={**headers, "x-segue-live-token": TOKEN}
     )
     assert killed.status_code == 403
 
@@ -137,18 +141,25 @@ def test_a_link_of_another_site_leads_to_the_page_alone(shown: RunningRouter, pa
         assert events.status == 403
 
 
+def test_no_answer_has_the_token(shown: RunningRouter) -> None:
+    """Whoever is on this machine may ask for all of them; the token is in the address that `segue up` prints."""
+    page = shown.http.get("/", headers=BROWSER)
+    assert config_of(page.text)["kill"] is True
+    answers = [page, *(httpx2.get(f"{shown.admin_url}{path}") for path in ("/", "/live/picture", "/metrics"))]
+    for answer in answers:
+        assert answer.status_code == 200
+        assert TOKEN not in f"{answer.headers}{answer.text}"
+
+
 def test_the_page_itself_may_ask_and_kills_a_worker_by_its_token(
     shown: RunningRouter, kills: tuple[int, int]
 ) -> None:
-    token = str(config_of(shown.http.get("/", headers=BROWSER).text)["kill"])
-    assert len(token) >= 32
-
-    def kill(body: object, sent: str = token) -> int:
+    def kill(body: object, sent: str = TOKEN) -> int:
         headers = {"x-segue-live-token": sent, "origin": shown.url, "sec-fetch-site": "same-origin"}
         return shown.http.post("/live/kill", json=body, headers=headers).status_code
 
     assert kill({"worker": "decode-0"}, "") == 403
-    assert kill({"worker": "decode-0"}, token[:-1] + "~") == 403
+    assert kill({"worker": "decode-0"}, TOKEN[:-1] + "~") == 403
     bodies: list[object] = [{}, [], {"worker": "decode-0\nrouter"}, {"worker": 1}, {"worker": "x" * 2000}]
     for body in bodies:
         assert kill(body) == 400
@@ -158,10 +169,11 @@ def test_the_page_itself_may_ask_and_kills_a_worker_by_its_token(
     assert os.read(kills[0], 64) == b"decode-0\n"
 
 
-def test_nothing_can_be_killed_where_no_parent_listens(model_folder: Path) -> None:
-    with RunningRouter(model_folder, live_page=True) as running:
+@pytest.mark.parametrize("parent", [False, True], ids=["no parent listens", "nobody has a token"])
+def test_nothing_can_be_killed_where(model_folder: Path, kills: tuple[int, int], parent: bool) -> None:
+    with RunningRouter(model_folder, live_page=True, kill_worker_fd=kills[1] if parent else -1) as running:
         page = running.http.get("/", headers=BROWSER).text
-        assert config_of(page)["kill"] == ""
+        assert config_of(page)["kill"] is parent
         headers = {"x-segue-live-token": ""}
         assert (
             running.http.post("/live/kill", json={"worker": "decode-0"}, headers=headers).status_code == 403
