@@ -27,23 +27,33 @@ from shared.engine.cpu.kernel_choice import (
     choose_kernels,
     transformers_choice,
 )
+from shared.engine.cuda.assembly import platform_for
 from shared.engine.cuda.loading import load_on
-from shared.engine.cuda.platform import cuda_platform, host_platform
+from shared.engine.cuda.platform import Platform
 from shared.engine.model.weights import OnProgress
-from shared.engine.parts import Engine, LoadJob, OnLogits
+from shared.engine.parallel.shares import ModelShare, Share
+from shared.engine.parts import Engine, Followers, LoadJob, OnLogits
 from shared.primitives.errors import ConfigError
 
 Build = Callable[[LoadJob, KernelChoice], Engine]
 
 
 def _on_gpu(job: LoadJob, _kernels: KernelChoice) -> Engine:
-    platform = cuda_platform(job.config.deterministic)
+    platform = _platform(job)
     with missing_kernels_named():
         return load_on(platform, job)
 
 
 def _on_host(job: LoadJob, _kernels: KernelChoice) -> Engine:
-    return load_on(host_platform(job.config.threads), job)
+    return load_on(_platform(job), job)
+
+
+def _platform(job: LoadJob) -> Platform:
+    if (followers := job.followers) is None:
+        return platform_for(job.config, Share(), None)
+    assert isinstance(job.shape, ModelConfig)
+    share = ModelShare(job.shape, Share(0, followers.ranks)).share  # refused before others are waited for
+    return platform_for(job.config, share, followers.meeting)
 
 
 BUILDERS: dict[tuple[str, KernelKind, ModelImpl], Build] = {
@@ -70,18 +80,24 @@ def load(
     *,
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
+    followers: Followers | None = None,
 ) -> Engine:
-    """Load the Hugging Face folder.
+    """Load the Hugging Face folder. `followers`: other ranks that load it as well, only on cuda.
 
     Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is, `StartError` when the GPU is.
     """
     assert config.device != "auto", "a device is resolved before"
     _require_device(config.device)
     asked = _asked_impl(config)
+    if followers is not None and config.device == "cpu":
+        raise ConfigError(
+            f"tensor_parallel_size {followers.ranks} needs device cuda, or cuda-on-cpu to try it out: device cpu has "
+            "one rank"
+        )
     if config.device == "cpu":  # before anything is read, and kernels are compiled
         dtypes_on_cpu(config.dtype, config.kv_cache_dtype, blocks=False)
     shape, impl = _read_shape(folder, config, asked)
-    job = LoadJob(folder, config, shape, on_progress, on_logits)
+    job = LoadJob(folder, config, shape, on_progress, on_logits, followers)
     kernels = _kernels(job, impl)
     return BUILDERS[config.device, kernels.kind, impl](job, kernels)
 

@@ -15,11 +15,21 @@ from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
 from shared.engine.model.weights import OnProgress
 from shared.engine.sampling.grammars import Grammars
+from shared.ranks.orders import Orders
 from shared.scheduling.device import Device
 from shared.wire.messages import Limits
 from shared.wire.sampling_params import FEATURES
 
 OnLogits = Callable[[int, tuple[int, ...], Tensor], None]  # step, slots of the rows, logits [rows, vocab]
+
+
+@dataclass(frozen=True)
+class Followers:
+    """The other ranks of a worker, which are being started, as rank 0 knows them."""
+
+    ranks: int  # of the worker, rank 0 among them
+    meeting: Path  # a folder of their own
+    orders: Orders
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class LoadJob:
     shape: ModelConfig | FallbackConfig  # of the model, at the context that was asked for
     on_progress: OnProgress
     on_logits: OnLogits | None  # is shown the logits of each step, for tests
+    followers: Followers | None = None  # the other ranks of the worker; None: it is one rank
 
 
 class EngineDevice(Device, Protocol):

@@ -6,6 +6,7 @@ SegueError
 │   ├── ModelError        the model is missing, gated, unsupported or broken
 │   └── TransferError     KV transfer is not available (nixl missing, self-fetch failed)
 ├── SmokeTestError        a deployment fails its test: unreachable, a broken stream, no KV moved, or open to strangers
+├── RankError             another rank of this worker has ended, and so does this one
 ├── RequestError          the client's fault; carries the HTTP status and OpenAI's `param`
 └── InvariantError        ours: a state that the design excludes; names the owner or the (state, event)
 """
@@ -41,6 +42,10 @@ class DoctorError(StartError):
 
 class SmokeTestError(SegueError):
     """A deployment fails its test: it is unreachable, its stream broke, no KV moved, or strangers reach its workers."""
+
+
+class RankError(SegueError):
+    """Another rank of this worker has ended, and so does this one."""
 
 
 class RequestError(SegueError):

@@ -34,20 +34,17 @@ from numpy.typing import NDArray
 from shared.batch.schedule_batch import ForwardMode, ScheduleBatch
 from shared.engine.cuda.counters import DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.extend_graphs import static_words
 from shared.engine.cuda.extends import Extends, ExtendStep
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
-from shared.engine.cuda.slots import ENTRY_WORDS, DeviceWords, SlotMirror, Words
-from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.slots import SlotMirror, Words
+from shared.engine.cuda.step_memory import step_memory
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
+from shared.ranks.orders import Orders
 from shared.wire.sampled import Sampled
-from shared.wire.sampling_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
-
-_ROW_WORDS = 64 + 3 * (MAX_LOGIT_BIAS_ENTRIES + MAX_STOP_TOKEN_IDS)  # of staging for the sampling of a row
 
 
 @dataclass(slots=True, eq=False)
@@ -88,21 +85,17 @@ class CudaDevice:
         *,
         matchers: Matchers | None = None,
         on_logits: OnLogits | None = None,
+        orders: Orders | None = None,
     ) -> None:
-        """Captures the graphs of DECODE and EXTEND."""
+        """Captures the graphs of DECODE and EXTEND. `orders`: of the other ranks of its worker."""
         self._parts = parts
         self._forward = forward = parts.forward
         self._copy_stream = parts.copies
         cache, slots, width = parts.cache, capacity.slots, capacity.pages_per_slot
         device = cache.store.device
-        self._words = DeviceWords(slots, width, cache.page_size, len(cache.store) - 1, device)
+        self._words, self._staging = step_memory(parts, capacity)
         self._mirror = SlotMirror(slots, width, cache.pages, cache.page_size, capacity.vocab_size)
-        fixed = DecodeGraphs.fixed_words(slots)
-        # An EXTEND's arrays: three by token, a few by request, and the tables.
-        words = fixed + static_words(capacity.extend_tokens, slots * (width + _ROW_WORDS)) + ENTRY_WORDS
         self.counters = DeviceCounters()
-        buffer = torch.zeros(words, dtype=torch.int32, device=device)
-        self._staging = Staging(forward, buffer, fixed, capacity.staging_buffers)
         self._sampling = Sampling(parts, self._words, capacity.vocab_size, eos_token_ids, matchers, on_logits)
         forward.synchronize()  # weights and all that was made above lie on another stream
         self._graphs = DecodeGraphs(parts, self._words, self._staging, self._sampling.logits, self.counters)
@@ -118,6 +111,10 @@ class CudaDevice:
         self._open: _Step | None = None  # the newest, if its tokens are not chosen yet
         self.sum_of_first_logits = torch.empty((), dtype=torch.float32, device=device)
         self._warm_up()
+        self._orders = orders
+        if orders is not None:
+            orders.open(self._staging.order_words)
+            self._staging.tell(orders)
         self._last = forward.record()  # behind the newest step
         self._last_forward = self._last  # behind the newest that computed
 
@@ -174,11 +171,11 @@ class CudaDevice:
 
     def start_backup(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int]) -> None:
         """See `Device`."""
-        self._copy(copy_id, pages, host_pages, partial(self._parts.cache.backup, pages, host_pages))
+        self._copy(copy_id, pages, host_pages, backup=True)
 
     def start_restore(self, copy_id: int, host_pages: Sequence[int], pages: Sequence[int]) -> None:
         """See `Device`."""
-        self._copy(copy_id, pages, host_pages, partial(self._parts.cache.restore, host_pages, pages))
+        self._copy(copy_id, pages, host_pages, backup=False)
 
     def copies_done(self) -> list[int]:
         """See `Device`; raises if the device is broken."""
@@ -186,8 +183,11 @@ class CudaDevice:
             raise self._broken
         done = []
         while self._copies and self._copies[0][1].passed():
-            copy_id, mark = self._copies.popleft()
+            copy_id, mark = self._copies[0]
             self._reach(mark)
+            if self._orders is not None and not self._orders.copied(copy_id):
+                break
+            self._copies.popleft()
             done.append(copy_id)
         return done
 
@@ -352,7 +352,7 @@ class CudaDevice:
         sampled = self._sampling.sampled(chosen, seconds) if chosen else Sampled([], seconds=seconds)
         return sampled if step.extend is None else replace(sampled, scored=self._extends.scored(step.extend))
 
-    def _copy(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int], copy: Work) -> None:
+    def _copy(self, copy_id: int, pages: Sequence[int], host_pages: Sequence[int], *, backup: bool) -> None:
         cache = self._parts.cache
         if max(pages) >= cache.pages or max(host_pages) >= cache.host_pages or min((*pages, *host_pages)) < 0:
             self._broken = self._broken or InvariantError(
@@ -361,7 +361,11 @@ class CudaDevice:
             )
             return
         self._copy_stream.wait_for(self._last)
-        self._copy_stream.run(copy)
+        if self._orders is not None:
+            self._orders.copy(copy_id, pages, host_pages, backup=backup)
+        self._copy_stream.run(
+            partial(cache.backup, pages, host_pages) if backup else partial(cache.restore, host_pages, pages)
+        )
         self._copies.append((copy_id, self._copy_stream.record()))
 
     def _reach(self, mark: Mark) -> None:

@@ -21,8 +21,9 @@ from torch import Tensor
 from shared.engine.attention.protocol import ExtendAttention, PagedBatch
 from shared.engine.cuda.counters import EAGER, DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.staging import Staging, place_of
 from shared.engine.streams import Work
+from shared.ranks.orders import Operation
 
 REQUESTS = 16  # of a step, at most
 # Keys of a request that a graph takes beside twice its tokens. It leaves them whole, and few tokens behind many keys
@@ -119,7 +120,7 @@ class ExtendGraphs:
             return None
         size = self._sizes[bisect_left(self._sizes, total)]
         words = self._laid_out(size, token_ids, query_lens, kv_lens, pages, at)
-        return self._planned(self._buckets[size], words, len(at), logits)
+        return self._staged(size, words, logits)
 
     def _holds(
         self, total: int, query_lens: NDArray[np.int64], kv_lens: NDArray[np.int64], sampled: int
@@ -165,18 +166,25 @@ class ExtendGraphs:
         part["kv_indices"][first:last] = np.concatenate(pages)
         return words
 
-    def _planned(self, bucket: _TokenBucket, words: NDArray[np.int32], sampled: int, logits: Tensor) -> Work:
-        on_host, staged = self._staging.put(words)
+    def _staged(self, size: int, words: NDArray[np.int32], logits: Tensor) -> Work:
+        _, staged = self._staging.put(words)
+        first = place_of(logits) // logits.shape[1]
+        self._staging.note(Operation.EXTEND_GRAPH, size, staged, len(words), len(logits), first)
+        return self.planned(size, place_of(staged), len(words), logits)
+
+    def planned(self, tokens: int, place: int, words: int, logits: Tensor) -> Work:
+        """Plan a bucket whose array is staged at this place; returns what computes these rows of logits."""
+        bucket, (on_host, staged) = self._buckets[tokens], self._staging.at(place, words)
         with self._stream.on_host():
             bucket.attention.plan(_Views(on_host, bucket.tokens).batch(self._page_size))
         self._counters.extend_graph_steps[str(bucket.tokens)] += 1
-        return partial(self._run, bucket, staged, sampled, logits)
+        return partial(self._run, bucket, staged, logits)
 
-    def _run(self, bucket: _TokenBucket, staged: Tensor, sampled: int, logits: Tensor) -> None:
+    def _run(self, bucket: _TokenBucket, staged: Tensor, logits: Tensor) -> None:
         """The device's part of a step."""
         self._fill(staged)
         bucket.replay()
-        x, residual = bucket.found
+        (x, residual), sampled = bucket.found, len(logits)
         self._parts.model.head(x[:sampled], residual[:sampled], logits)
 
     def _capture(self, size: int) -> _TokenBucket | None:

@@ -8,7 +8,7 @@ launches it like a step without scores.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import numpy as np
@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, SlotJoin
-from shared.engine.attention.protocol import PagedBatch, PlannedAttention
+from shared.engine.attention.protocol import PlannedAttention
+from shared.engine.cuda.eager_extends import EagerExtends, ExtendSizes
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.extend_graphs import ExtendGraphs
 from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import SlotMirror
-from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.staging import Staging, place_of
 from shared.engine.sampling.logprobs import Run, scored_runs
 from shared.engine.streams import Mark, Work
+from shared.ranks.orders import Operation
 from shared.wire.sampled import TokenLogprobs
 
 Words = NDArray[np.int32]
@@ -72,12 +74,11 @@ class Extends:
         self._stream = parts.forward
         self._staging = staging
         self._mirror = mirror
-        self._attention = parts.attention
         self._model = parts.model
         self._kernels = parts.kernels
         self._logits = logits
         self._scores_a_run = capacity.scores_a_run
-        self._forget_plan = decode.forget_plan
+        self._eager = EagerExtends(parts, staging, decode)
         self._graphs = ExtendGraphs(parts, staging, capacity, decode.counters)
         self._reports = ReportBuffers(parts.forward, capacity.extend_tokens, logits.device)
         self._tops = np.zeros(len(logits), dtype=np.int32)
@@ -145,24 +146,22 @@ class Extends:
         self._mirror.check_token_ids(rows)
         qo_indptr = _starts(query_lens)
         page_size = self._mirror.page_size
-        arrays: dict[str, NDArray[np.signedinteger]] = {
-            "qo_indptr": qo_indptr,
-            "kv_indptr": _starts(np.array([len(each) for each in pages], dtype=np.int64)),
-            "kv_indices": np.concatenate(pages),
-            "kv_last_page_len": (kv_lens - 1) % page_size + 1,
-            "batch_indices": np.repeat(np.arange(len(token_ids)), query_lens),
-            "positions": np.arange(len(rows)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens),
-        }
-        staged = {name: self._staging.put(array.astype(np.int32)) for name, array in arrays.items()}
-        host, device = (
-            PagedBatch(page_size=page_size, **{name: pair[side] for name, pair in staged.items()})
-            for side in (0, 1)
-        )
-        self._forget_plan()
-        with self._stream.on_host():
-            attention = self._attention.plan_extend(host, device)
-        _, ids = self._staging.put(rows)
-        _, needed = self._staging.put(at)
+        # One behind the other, in the order of `EagerExtends`.
+        arrays: list[NDArray[np.signedinteger]] = [
+            qo_indptr,
+            _starts(np.array([len(each) for each in pages], dtype=np.int64)),
+            np.concatenate(pages),
+            (kv_lens - 1) % page_size + 1,
+            np.repeat(np.arange(len(token_ids)), query_lens),
+            np.arange(len(rows)) - np.repeat(qo_indptr[1:] - kv_lens, query_lens),
+            rows,
+            at,
+        ]
+        _, staged = self._staging.put(np.concatenate(arrays).astype(np.int32))
+        sizes = ExtendSizes(len(token_ids), len(arrays[2]), len(rows), len(at))
+        first = place_of(logits) // logits.shape[1] if scored is None else -1
+        self._staging.note(Operation.EXTEND, staged, *astuple(sizes), first)
+        ids, attention, needed = self._eager.planned(place_of(staged), sizes)
         return partial(self._compute, ids, attention, needed, logits, scored)
 
     def download(self, step: ExtendStep) -> None:

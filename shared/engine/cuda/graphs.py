@@ -22,6 +22,7 @@ from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.streams import Work
+from shared.ranks.orders import Operation
 
 _SIZES = (1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 _STEP_ABOVE = 128  # rows between larger buckets
@@ -100,7 +101,14 @@ class DecodeGraphs:
         last_page_len = np.ones(bucket.rows, dtype=np.int32)
         last_page_len[:rows] = (kv_lens - 1) % self._page_size + 1
         self._staging.fix(0, padded)
-        on_host = self._staging.fix(self._slots, starts)
+        self._staging.fix(self._slots, starts)
+        self._staging.note(Operation.DECODE, bucket.rows, last_page_len)
+        return self.planned(bucket.rows, last_page_len)
+
+    def planned(self, rows: int, last_page_len: NDArray[np.int32]) -> Work:
+        """Plan a bucket whose words are staged; returns what computes its logits once staging is uploaded."""
+        bucket, (on_host, _) = self._buckets[rows], self._staging.at(self._slots, rows + 1)
+        starts = on_host.numpy()
         if (plan := (bucket.rows, starts.tobytes())) != self._planned:
             with self._stream.on_host():
                 self._fits = bucket.attention.plan(on_host, torch.from_numpy(last_page_len))

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from shared.engine.checkpoint.dtypes import Dtypes, dtype_name, dtypes_on_cuda, preferred_dtype
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts, kv_format
+from shared.engine.checkpoint.dtypes import Dtypes, dtype_name
+from shared.engine.checkpoint.kv_cache import KVCache, kv_format
 from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_ids
 from shared.engine.config import EngineConfig
+from shared.engine.cuda.assembly import assemble_parts, dtypes_for
 from shared.engine.cuda.device import CudaDevice
-from shared.engine.cuda.engine_parts import Capacity, EngineParts
-from shared.engine.cuda.memory import FittedPool, graph_tokens, room_for
+from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform
 from shared.engine.first_logits import require_numbers
-from shared.engine.model.loading import load_decoder
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
-from shared.engine.parallel.collectives import require_same_bits
-from shared.engine.parallel.shares import ModelShare
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
-from shared.engine.sampling.logprobs import SCORES_A_RUN
 from shared.engine.sampling.masks import Matchers
 from shared.engine.weight_source import WeightSource
 from shared.grammar.limits import library_version
-from shared.kv.page_pool import pages_for_tokens
+from shared.ranks.orders import Orders
 from shared.wire.messages import Limits
 
 
@@ -44,19 +38,18 @@ def load_on(platform: Platform, job: LoadJob) -> Engine:
     """Load the folder; see `shared.engine.engine.load`. What does not fit or is not supported is refused before."""
     folder, config, shape = job.folder, job.config, job.shape
     assert isinstance(shape, ModelConfig)
-    dtypes = dtypes_on_cuda(
-        config.dtype,
-        config.kv_cache_dtype,
-        stored=preferred_dtype(stored_dtype(folder), shape.quantization),
-        capability=platform.capability,
-    )
-    platform.check(ModelShare(shape, platform.ops.share).config, dtypes)
+    dtypes = dtypes_for(platform, config, shape, stored_dtype(folder))
     eos_token_ids = read_eos_token_ids(folder)
     grammars = read_grammars(folder, shape.vocab_size, eos_token_ids)
     with Weights(folder, str(platform.device)) as weights:
         source = DecoderSource(shape, weights, dtypes, eos_token_ids, grammars)
         device, cache, room = assemble(
-            platform, source, config, on_progress=job.on_progress, on_logits=job.on_logits
+            platform,
+            source,
+            config,
+            on_progress=job.on_progress,
+            on_logits=job.on_logits,
+            orders=job.followers.orders if job.followers else None,
         )
     require_numbers(device.sum_of_first_logits)
     kinds = f"{_weight_kinds(platform, source)},kv-{dtype_name(dtypes.kv)}"
@@ -92,47 +85,22 @@ def assemble(
     *,
     on_progress: OnProgress = lambda _what, _share: None,
     on_logits: OnLogits | None = None,
+    orders: Orders | None = None,
 ) -> tuple[CudaDevice, KVCache, FittedPool]:
-    """A device for this decoder, or for a rank's share of it, that has captured its graphs."""
-    shape, dtypes = source.shape, source.dtypes
-    own = ModelShare(shape, platform.ops.share).config
-    room = room_for(own, dtypes, config, platform.memory, platform.collectives)
-    if platform.collectives.share.ranks > 1:
-        require_same_bits(platform.collectives, platform.device, dtypes.weights)
-    cache = KVCache(
-        own,
-        PageCounts(room.pages, room.host_pages, known=1, padding=1),
-        page_size=config.page_size,
-        dtype=dtypes.kv,
-        layout=KVLayout.KEYS_BY_TOKEN,
-        device=str(platform.device),
+    """A device for this decoder, or for rank 0's share of it, that has captured its graphs."""
+    parts, capacity, room = assemble_parts(
+        platform, source.shape, source.weights, source.dtypes, config, on_progress
     )
-    with torch.inference_mode():
-        model = load_decoder(
-            shape,
-            source.weights,
-            platform.ops,
-            context_len=room.context_len,
-            dtype=dtypes.weights,
-            on_progress=on_progress,
-        )
     on_progress("capturing graphs", 0.0)
-    parts = EngineParts(
-        platform.forward,
-        platform.copies,
-        model,
-        platform.attention(own, cache, config.slots, dtypes.weights),
-        platform.kernels,
-        platform.ops,
-        cache,
+    device = CudaDevice(
+        parts,
+        capacity,
+        source.eos_token_ids,
+        matchers=source.matchers,
+        on_logits=on_logits,
+        orders=orders,
     )
-    width = pages_for_tokens(room.context_len, config.page_size)
-    # as many logits as a DECODE step has: memory is set apart for them
-    scores_a_run = max(SCORES_A_RUN, config.slots)
-    by_graph = graph_tokens(shape, platform.graph_tokens)
-    capacity = Capacity(config.slots, width, config.extend_tokens, shape.vocab_size, scores_a_run, by_graph)
-    device = CudaDevice(parts, capacity, source.eos_token_ids, matchers=source.matchers, on_logits=on_logits)
-    return device, cache, room
+    return device, parts.cache, room
 
 
 def _describe(platform: Platform, source: DecoderSource, config: EngineConfig, room: FittedPool) -> str:

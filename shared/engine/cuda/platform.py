@@ -63,9 +63,9 @@ class Platform:
     collectives: Collectives = ALONE  # those of `ops`
 
 
-def host_platform(threads: int) -> Platform:
+def host_platform(threads: int, collectives: Collectives = ALONE) -> Platform:
     """Plain torch on threads of the CPU."""
-    return host_platform_on(HostStream(threads), HostStream(1))
+    return host_platform_on(HostStream(threads), HostStream(1), collectives)
 
 
 def host_platform_on(forward: Stream, copies: Stream, collectives: Collectives = ALONE) -> Platform:
@@ -113,7 +113,22 @@ def gpu_workspace(
     return workspace_bytes(config, slots, processors) + 2 * dequantized + unpacked
 
 
-def cuda_platform(deterministic: bool) -> Platform:
+def use_gpu_of(share: Share, *, deterministic: bool) -> None:
+    """Take the GPU of a rank. Raises `ConfigError` where there are too few, or ranks cannot keep what is asked."""
+    found = torch.cuda.device_count()
+    if found < share.ranks:
+        raise ConfigError(
+            f"tensor_parallel_size {share.ranks} needs as many GPUs, this process sees {found}: lower it, or give the "
+            "worker more"
+        )
+    if deterministic:
+        raise ConfigError(
+            "deterministic: true is for one GPU: how NCCL adds up what ranks computed depends on the batch"
+        )
+    torch.cuda.set_device(share.rank)
+
+
+def cuda_platform(deterministic: bool, collectives: Collectives = ALONE) -> Platform:
     """FlashInfer on the GPU. Raises `StartError` where there is none, or none that will do."""
     capability = find_gpu()
     if deterministic:
@@ -141,20 +156,21 @@ def cuda_platform(deterministic: bool) -> Platform:
     workspace = partial(
         gpu_workspace, processors=Processors.of(device), narrow=narrow, unpacks=has_grouped(capability)
     )
-    name = torch.cuda.get_device_name(device)
+    ops = FlashInferOps(
+        flashinfer,
+        # A row's bits may depend on the number of rows, as with any library.
+        None if deterministic else Gemv.compiled(device),
+        narrow,
+        experts=GpuExperts(partial(PackedKernels.compiled, device), capability),
+    )
+    ranks, name = collectives.share.ranks, torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
     mode = "deterministic" if deterministic else "default"
     return Platform(
         device,
         forward,
         copies,
-        # A row's bits may depend on the number of rows, as with any library.
-        FlashInferOps(
-            flashinfer,
-            None if deterministic else Gemv.compiled(device),
-            narrow,
-            experts=GpuExperts(partial(PackedKernels.compiled, device), capability),
-        ),
+        ops if ranks == 1 else RankOps(ops, collectives),
         CudaKernels.compiled(device),
         attention,
         check=partial(check_model, capability=capability, deterministic=deterministic),
@@ -162,8 +178,9 @@ def cuda_platform(deterministic: bool) -> Platform:
         capability=capability,
         memory=DeviceMemory(total, free, workspace),
         graph_tokens=GRAPH_TOKENS,
-        description=f"{name}, FlashInfer {flashinfer.__version__}",
-        determinism=f"{name},{versions},{mode}",
+        description=f"{name}, FlashInfer {flashinfer.__version__}" + (f", {ranks} GPUs" if ranks > 1 else ""),
+        determinism=f"{name},{versions},{mode}" + (f",tp={ranks}" if ranks > 1 else ""),
+        collectives=collectives,
     )
 
 

@@ -28,6 +28,7 @@ from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMask
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.sampling.sampler import ORDER, Adjustment
+from shared.ranks.orders import Operation
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 
@@ -87,6 +88,7 @@ class Sampling:
         self._kernels = parts.kernels
         self._words = words
         self._on_logits = on_logits
+        self._gather, self._tells = parts.ops.gather, parts.ops.share.ranks > 1
         self._adjustments = Adjustments(slots, vocab_size, eos_token_ids, parts.kernels, words)
         self._masks = VocabMasks(vocab_size, eos_token_ids, matchers)
         self._reports = ReportBuffers(parts.forward, slots, device)
@@ -113,6 +115,7 @@ class Sampling:
             _, top = staging.put(tops[places])
             asked = _Asked(places.tolist(), tops[places].tolist(), rows, top)
         adjusted = self._adjustments.stage(slots, kv_lens, staging)
+        staging.note(Operation.TAKE_TOKENS, of_slots, len(slots))
         listed = tuple(slots.tolist())
         return StagedRows(listed, of_slots, adjusted, self._masks.of(listed), asked, may_sit_out)
 
@@ -210,6 +213,8 @@ class Sampling:
             if adjustment in changes:
                 changes[adjustment](logits)
         self._kernels.choose_tokens(logits, rows.of_slots, self._words.state, tokens)
+        if self._tells:
+            self._gather(tokens)  # other ranks take the first one's
         for remember in adjusted.after:
             remember(tokens)
         if asked and raw_rows is not None:

@@ -25,6 +25,7 @@ from shared.engine.cuda.staging import Staging
 from shared.engine.sampling.sampler import signed
 from shared.engine.streams import Stream, Work
 from shared.primitives.errors import ConfigError, InvariantError
+from shared.ranks.orders import Operation
 
 Words = NDArray[np.int32]
 
@@ -58,6 +59,7 @@ class DeviceWords:
         staging.begin()
         for start in range(0, len(pairs) - fits, fits):
             _, staged = staging.put(pairs[start : start + fits])
+            staging.note(Operation.WRITE, staged, fits)
             staging.upload()
             stream.run(partial(kernels.write_words, staged, self.words))
             staging.end(stream.record())
@@ -66,6 +68,7 @@ class DeviceWords:
         if not len(rest):
             return []
         _, staged = staging.put(rest)
+        staging.note(Operation.WRITE, staged, len(rest))
         return [partial(kernels.write_words, staged, self.words)]
 
 

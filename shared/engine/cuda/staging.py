@@ -13,8 +13,15 @@ from torch import Tensor
 
 from shared.engine.streams import Mark, Stream
 from shared.primitives.errors import InvariantError
+from shared.ranks.orders import Operation, Orders, operation
 
+_OPERATION_WORDS = 256  # of an order, beside a number for each row of DECODE
 BUFFERS = 4  # of what one step after the other fills once
+
+
+def place_of(words: Tensor) -> int:
+    """Where a part of an array begins, in words of the array."""
+    return int(words.storage_offset())
 
 
 class Staging:
@@ -33,11 +40,28 @@ class Staging:
         self._read: list[Mark | None] = [None] * buffers
         self._current = 0
         self._used = fixed
+        self._orders: Orders | None = None
+        self._noted: list[NDArray[np.int32]] = []  # what is done with this buffer
 
     @property
     def free(self) -> int:
         """Words that `put` can still take."""
         return len(self.device) - self._used
+
+    def tell(self, orders: Orders) -> None:
+        """From now on other ranks are told what is uploaded, and what is done with it."""
+        self._orders = orders
+
+    def note(self, kind: Operation, *numbers: int | Tensor | NDArray[np.int32]) -> None:
+        """Other ranks do this with the buffer; a tensor of the device stands for the place where it begins."""
+        if self._orders is not None:
+            places = (place_of(each) if isinstance(each, Tensor) else each for each in numbers)
+            self._noted.append(operation(kind, *places))
+
+    @property
+    def order_words(self) -> int:
+        """Words of the longest order: a buffer, and what is done with it."""
+        return len(self.device) + self._fixed + _OPERATION_WORDS
 
     def begin(self) -> None:
         """Take the next buffer, as soon as the step that read it is over."""
@@ -45,6 +69,16 @@ class Staging:
         if (read := self._read[self._current]) is not None:
             read.wait()
         self._used = self._fixed
+
+    def fill(self, words: NDArray[np.int32]) -> None:
+        """Overwrite the whole buffer with one of another rank."""
+        self._views[self._current][: len(words)] = words
+        self._used = len(words)
+
+    def at(self, place: int, count: int) -> tuple[Tensor, Tensor]:
+        """Words that the buffer holds: on the host, and where the device will find them."""
+        end = place + count
+        return self._ring[self._current][place:end], self.device[place:end]
 
     def put(self, words: NDArray[np.int32]) -> tuple[Tensor, Tensor]:
         """Add words, in the order in which they lie. Returns them on the host, and where the device will find them."""
@@ -64,7 +98,10 @@ class Staging:
         return self._ring[self._current][place:end]
 
     def upload(self) -> None:
-        """Copy to the device what the buffer holds."""
+        """Copy to the device what the buffer holds. Other ranks are told."""
+        if self._noted and self._orders is not None:
+            self._orders.step(np.concatenate(self._noted), self._views[self._current][: self._used])
+            self._noted = []
         self._stream.upload(self.device[: self._used], self._ring[self._current][: self._used])
 
     def end(self, read: Mark) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from shared.engine.native.build import INSTRUCTION_SETS, choose
 from shared.engine.parts import Engine
 from shared.primitives.errors import ConfigError
 from shared.wire.sampling_params import SamplingParams
+from tests.unit.engine.parallel.rank_followers import TestRanks
 
+RANKS = int(os.environ.get("SEGUE_TEST_RANKS", "1"))  # of a device of cuda-on-cpu, where a test does not say
 COMPILED_KERNELS = [instruction_set.name for instruction_set in INSTRUCTION_SETS]
 GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 
@@ -25,7 +28,7 @@ GREEDY = SamplingParams(max_new_tokens=64, seed=0, temperature=0.0)
 class Driver:
     """An engine, its step counter and what it has sampled: `logits[slot]` and `tokens[slot]`, in order.
 
-    `settings` are those of `EngineConfig`.
+    `settings` are those of `EngineConfig`; `ranks`: of the device, this process is the first.
     """
 
     def __init__(
@@ -35,15 +38,23 @@ class Driver:
         pages: int = 128,
         page_size: int = 16,
         slots: int = 16,
+        ranks: int | None = None,
         **settings: Any,
     ) -> None:
         self.logits: dict[int, list[Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.step = 0
+        config = EngineConfig(
+            pages=pages, page_size=page_size, slots=slots, **{"host_fraction": 0.25} | settings
+        )
+        if ranks is None:
+            ranks = RANKS if config.device == "cuda-on-cpu" else 1
+        self.ranks = TestRanks(ranks, folder, config) if ranks > 1 else None
         self.engine: Engine = load(
             folder,
-            EngineConfig(pages=pages, page_size=page_size, slots=slots, **{"host_fraction": 0.25} | settings),
+            config,
             on_logits=self._record,
+            followers=self.ranks.followers if self.ranks else None,
         )
         if settings.get("kernels") != "torch" and settings.get("device") != "cuda-on-cpu":
             assert "torch" not in self.engine.description, "there is no compiler: these tests need one"
@@ -111,8 +122,10 @@ class Driver:
             self.run(ForwardMode.DECODE, decode_slots=slots)
 
     def close(self) -> None:
-        """End the forward thread."""
+        """End the forward thread, and other ranks."""
         self.device.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
 
 def skip_unless_runnable(*kernels: str) -> None:

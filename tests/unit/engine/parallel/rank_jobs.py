@@ -164,7 +164,7 @@ class RankDriver(Driver):
     """Drives the device of one of several ranks; all ranks are driven alike."""
 
     def __init__(self, collectives: Collectives, folder: Path, config: EngineConfig) -> None:
-        self.logits, self.tokens, self.step = {}, {}, 0
+        self.logits, self.tokens, self.step, self.ranks = {}, {}, 0, None
         shape = read_model_config(folder).at_context(config.context_len or 0)
         platform = host_platform_on(HostStream(1), HostStream(1), collectives)
         job = LoadJob(folder, config, shape, lambda _what, _share: None, self._record)

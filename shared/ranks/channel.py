@@ -1,0 +1,170 @@
+"""The two ends of what joins rank 0 and a follower: the ring of orders, and a pair of sockets beside it.
+
+    down   the number of an order that lies in the ring now, 8 bytes
+    up     reports: a buffer is free, a copy is done, a sentence before the end
+
+The memory has no name: it is inherited by its descriptor. The end of a socket is the end of its process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from shared.primitives.errors import RankError
+from shared.ranks.orders import Order, OrderKind, OrderReader, OrderRing, OrderWriter, Words, words_for
+
+_NUMBER = struct.Struct("=q")
+_REPORT = struct.Struct("=qq")  # kind, number
+_SENTENCE_BYTES = 4096
+_NOTHING = np.empty(0, dtype=np.int32)
+
+
+class ReportKind(IntEnum):
+    """What a follower tells rank 0."""
+
+    FREE = 1  # of an order
+    COPIED = 2  # of a copy, by its name
+    REFUSED = 3  # it cannot start: a sentence
+    FAILED = 4  # it ends by an error: a sentence
+
+
+def _ring(memory: int, capacity: int) -> OrderRing:
+    return OrderRing(np.frombuffer(mmap.mmap(memory, 4 * words_for(capacity)), dtype=np.int32), capacity)
+
+
+class LeaderEnd:
+    """Rank 0's end to all followers."""
+
+    def __init__(self, sockets: Sequence[socket.socket], memory: int) -> None:
+        """`sockets` of followers, rank 1 first; `memory`: the descriptor of the ring, of any size yet."""
+        self.sockets = sockets
+        self.sentences: dict[int, tuple[ReportKind, str]] = {}  # by follower, the last words
+        self._memory = memory
+        self._writer: OrderWriter | None = None
+        self._copied: dict[int, int] = {}  # name → followers that are done
+        self._reading = threading.Lock()  # the watcher reads what is left when a follower has ended
+
+    def open(self, capacity: int) -> None:
+        """Make the ring, for orders of so many words."""
+        os.ftruncate(self._memory, 4 * words_for(capacity))
+        self._writer = OrderWriter(_ring(self._memory, capacity), len(self.sockets))
+
+    def step(self, operations: Words, words: Words) -> None:
+        """Tell a step; waits while a follower is a whole ring behind."""
+        self._tell(OrderKind.STEP, operations, words)
+
+    def copy(self, name: int, pages: Sequence[int], host_pages: Sequence[int], *, backup: bool) -> None:
+        """Tell a copy between pages of the device and of the host."""
+        kind = OrderKind.BACKUP if backup else OrderKind.RESTORE
+        self._copied[name] = 0
+        self._tell(kind, _NOTHING, np.array([*pages, *host_pages], dtype=np.int32), name)
+
+    def copied(self, name: int) -> bool:
+        """Whether all followers are done with a copy; it is forgotten then."""
+        self._read_all()
+        if self._copied[name] < len(self.sockets):
+            return False
+        del self._copied[name]
+        return True
+
+    def end(self) -> None:
+        """Tell the end; a follower that has ended already is passed over."""
+        try:
+            self._tell(OrderKind.END, _NOTHING, _NOTHING)
+        except RankError:
+            return
+
+    def _tell(self, kind: OrderKind, operations: Words, words: Words, name: int = 0) -> None:
+        assert self._writer is not None, "the ring is not open yet"
+        if self._writer.free == 1:
+            self._read_all()
+        while not self._writer.free:
+            select.select(self.sockets, [], [])
+            self._read_all()
+        number = _NUMBER.pack(self._writer.write(kind, operations, words, name))
+        for rank, each in enumerate(self.sockets, 1):
+            try:
+                each.send(number)
+            except OSError as error:
+                raise RankError(f"rank {rank} has ended") from error
+
+    def _read_all(self) -> None:
+        for follower in range(len(self.sockets)):
+            if not self.read(follower):
+                raise RankError(f"rank {follower + 1} has ended")
+
+    def read(self, follower: int) -> bool:
+        """Take over what a follower has told; whether it lives."""
+        with self._reading:
+            while True:
+                try:
+                    report = self.sockets[follower].recv(_REPORT.size + _SENTENCE_BYTES, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return True
+                except OSError:
+                    return False
+                if not report:
+                    return False
+                self._take_over(follower, report)
+
+    def _take_over(self, follower: int, report: bytes) -> None:
+        kind, number = _REPORT.unpack_from(report)
+        match ReportKind(kind):
+            case ReportKind.FREE:
+                assert self._writer is not None
+                self._writer.give_back(follower, number)
+            case ReportKind.COPIED:
+                self._copied[number] += 1
+            case (ReportKind.REFUSED | ReportKind.FAILED) as last:
+                self.sentences[follower] = last, report[_REPORT.size :].decode(errors="replace")
+
+
+class FollowerEnd:
+    """A follower's end. Orders are taken by one thread; any may report."""
+
+    def __init__(self, own: socket.socket, memory: int) -> None:
+        self._socket = own
+        self._memory = memory
+        self._reader: OrderReader | None = None
+
+    def open(self, capacity: int) -> None:
+        """Say how many words an order has at most; the ring is mapped when the first one comes."""
+        self._capacity = capacity
+
+    def take(self) -> Order | None:
+        """Wait for the next order; None: rank 0 has ended."""
+        told = self._socket.recv(_NUMBER.size)
+        if not told:
+            return None
+        if self._reader is None:
+            self._reader = OrderReader(_ring(self._memory, self._capacity))
+        (number,) = _NUMBER.unpack(told)
+        return self._reader.take(number)
+
+    def give_back(self) -> None:
+        """Done with the buffer of the order that was taken last."""
+        assert self._reader is not None
+        self._report(ReportKind.FREE, self._reader.give_back())
+
+    def copied(self, name: int) -> None:
+        """A copy is done."""
+        self._report(ReportKind.COPIED, name)
+
+    def say(self, kind: ReportKind, sentence: str) -> None:
+        """Say why this rank ends, as far as it is heard."""
+        try:
+            self._report(kind, 0, sentence.encode()[:_SENTENCE_BYTES])
+        except OSError:
+            return
+
+    def _report(self, kind: ReportKind, number: int, sentence: bytes = b"") -> None:
+        self._socket.send(_REPORT.pack(kind, number) + sentence)

@@ -1,0 +1,149 @@
+"""The followers of a worker: their processes, and the watch over them.
+
+One process a GPU. Followers are started before anything heavy is done, and inherit two descriptors: a socket and the
+memory of the ring. However rank 0 ends, they end: their socket ends, and the kernel kills them (PR_SET_PDEATHSIG). They
+have a session of their own, so a terminal's Ctrl-C reaches rank 0 alone.
+
+A follower's end is the worker's end, since all that ranks compute they compute together. Rank 0's own threads may stand
+in a sum that never comes, so a thread watches the sockets, and ends the process by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shared.ranks.channel import LeaderEnd, ReportKind
+
+_END_SECONDS = 5.0  # for followers to end that are told to
+_STATUS_SECONDS = 0.5  # to learn how a process has ended
+
+
+@dataclass(frozen=True, slots=True)
+class LostRank:
+    """A follower that has ended by itself."""
+
+    rank: int
+    status: int | None  # of its exit, or minus the signal; None: not known yet
+    refused: bool  # it could not start
+    sentence: str  # its last one, if it had any
+
+    @property
+    def reason(self) -> str:
+        """How it ended, in words."""
+        if self.sentence:
+            return self.sentence
+        if self.status is not None and self.status < 0:
+            return f"it was ended by {signal.Signals(-self.status).name}"
+        return f"it exited with status {self.status}"
+
+
+class FollowerProcess(Protocol):
+    """As `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+# Of a rank: where all meet, descriptors of its socket and of the memory.
+Start = Callable[[int, Path, int, int], FollowerProcess]
+
+
+class RankGroup:
+    """The followers of this process, which is rank 0."""
+
+    def __init__(self, ranks: int, start: Start) -> None:
+        """Start ranks 1, 2 …; at once, for each loads for itself."""
+        self.ranks = ranks
+        self.meeting = Path(tempfile.mkdtemp(prefix="segue-ranks-"))
+        memory = os.memfd_create("segue-orders")
+        self.processes: list[FollowerProcess] = []
+        sockets = []
+        for rank in range(1, ranks):
+            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self.processes.append(start(rank, self.meeting, theirs.fileno(), memory))
+            sockets.append(own)
+        self.end = LeaderEnd(sockets, memory)
+        self._ending = False
+        self._lost = threading.Event()
+        self._first = threading.Lock()  # of those who end the process
+
+    def watch(self, on_lost: Callable[[LostRank], None]) -> None:
+        """Call this, once and from another thread, when a follower has ended by itself."""
+        threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
+
+    def give_way(self, seconds: float) -> None:
+        """Rank 0 ends by an error: if that is because a follower was lost, whoever is told of it ends the process."""
+        if self._lost.wait(seconds):
+            threading.Event().wait()
+        self._ending = True
+
+    def close(self) -> None:
+        """End the followers."""
+        self._ending = True
+        self.end.end()
+        for process in self.processes:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for each in self.end.sockets:
+            each.close()
+        self.remove_meeting()
+
+    def remove_meeting(self) -> None:
+        """Remove the folder where ranks met."""
+        shutil.rmtree(self.meeting, ignore_errors=True)
+
+    def _watch(self, on_lost: Callable[[LostRank], None]) -> None:
+        poll = select.poll()
+        for each in self.end.sockets:
+            poll.register(each, 0)  # ends alone, and no reports
+        ended = poll.poll()
+        if self._ending:
+            return
+        self._lost.set()
+        fds = [each.fileno() for each in self.end.sockets]
+        on_lost(self._lost_rank(fds.index(ended[0][0])))
+
+    def _lost_rank(self, follower: int) -> LostRank:
+        self.end.read(follower)
+        kind, sentence = self.end.sentences.get(follower, (None, ""))
+        try:
+            status = self.processes[follower].wait(_STATUS_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = None
+        return LostRank(follower + 1, status, kind is ReportKind.REFUSED, sentence)
+
+
+def start_processes(module: str, job: Callable[[int, Path], bytes]) -> Start:
+    """How ranks are started as `python -m` of a module, with two descriptors as arguments, and a job each on stdin."""
+
+    def start(rank: int, meeting: Path, of_socket: int, memory: int) -> FollowerProcess:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(of_socket), str(memory)],
+            stdin=subprocess.PIPE,
+            pass_fds=(of_socket, memory),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(job(rank, meeting))
+        return process
+
+    return start

@@ -1,0 +1,102 @@
+"""A follower's process: `python -m shared.worker.follower SOCKET MEMORY`, started by rank 0 alone.
+
+It loads its share of the model and does what orders say, until it is told the end or rank 0 has ended. It reads no
+settings and logs nothing: what ends it is told to rank 0, whose log has the line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
+
+import msgspec
+
+from shared.engine.config import EngineConfig
+from shared.engine.cuda.follower import FollowerDevice, load_follower
+from shared.engine.parallel.shares import Share
+from shared.engine.streams import Mark
+from shared.primitives.errors import StartError
+from shared.ranks.channel import FollowerEnd, ReportKind
+from shared.ranks.orders import OrderKind
+
+_PR_SET_PDEATHSIG = 1
+
+
+class FollowerJob(msgspec.Struct, frozen=True):
+    """What a follower needs to know."""
+
+    rank: int
+    ranks: int
+    folder: str  # of the model
+    meeting: str
+    config: EngineConfig
+
+
+def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
+    """Be a follower; ends the process."""
+    try:
+        share = Share(job.rank, job.ranks)
+        device = load_follower(Path(job.folder), job.config, share, Path(job.meeting))
+        end.open(device.order_words)
+        _work(device, end)
+    except StartError as error:
+        end.say(ReportKind.REFUSED, str(error))
+    except BaseException as error:  # whatever it is, rank 0 is told
+        _fail(end, error)
+    os._exit(1)
+
+
+def _work(device: FollowerDevice, end: FollowerEnd) -> None:
+    """Do what is ordered. Returns when rank 0 has ended."""
+    launched = SimpleQueue[tuple[Mark, int | None]]()
+    threading.Thread(target=_report, args=(launched, end), daemon=True).start()
+    while (order := end.take()) is not None:
+        match order.kind:
+            case OrderKind.STEP:
+                device.step(order)
+                launched.put((device.record(), None))
+            case OrderKind.BACKUP | OrderKind.RESTORE:
+                device.copy(order)
+                launched.put((device.record(copies=True), order.name))
+            case OrderKind.END:
+                device.close()
+                os._exit(0)
+        end.give_back()
+
+
+def _report(launched: SimpleQueue[tuple[Mark, int | None]], end: FollowerEnd) -> None:
+    """Tell which copies are done; ends the process when the device has failed."""
+    try:
+        while True:
+            mark, copy = launched.get()
+            mark.wait()
+            if copy is not None:
+                end.copied(copy)
+    except BaseException as error:
+        _fail(end, error)
+
+
+def _fail(end: FollowerEnd, error: BaseException) -> NoReturn:
+    end.say(ReportKind.FAILED, f"{type(error).__name__}: {error}")
+    os._exit(1)
+
+
+def main() -> NoReturn:
+    """Read the job from stdin and do it."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 drains, and needs its followers for it
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    of_socket, memory = map(int, sys.argv[1:])
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerJob)
+    follow(job, FollowerEnd(socket.socket(fileno=of_socket), memory))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The other ranks of a device that a test drives: processes forked by a server that has imported torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from queue import Queue
+from subprocess import TimeoutExpired
+from typing import Any
+
+import torch
+
+from shared.engine.config import EngineConfig
+from shared.engine.parallel import meeting
+from shared.engine.parts import Followers
+from shared.ranks.channel import FollowerEnd
+from shared.ranks.rank_group import FollowerProcess, LostRank, RankGroup, Start
+from shared.worker.follower import FollowerJob, follow
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_PRELOADED = ["torch", "shared.worker.follower", "tests.unit.engine.parallel.rank_jobs"]
+
+Follow = Callable[[FollowerJob, FollowerEnd], Any]
+
+
+class ForkedFollower:
+    """See `FollowerProcess`."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `FollowerProcess`."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutExpired("follower", timeout or 0.0)
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        """See `FollowerProcess`."""
+        self._process.kill()
+
+
+def forked(ranks: int, folder: Path, config: EngineConfig, body: Follow) -> Start:
+    """Followers of this model, which do what `body` says."""
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+
+    def start(rank: int, met: Path, of_socket: int, memory: int) -> FollowerProcess:
+        job = FollowerJob(rank, ranks, str(folder), str(met), config)
+        process = _CONTEXT.Process(
+            target=_follow, args=(body, job, DupFd(of_socket), DupFd(memory)), daemon=True
+        )
+        process.start()
+        return ForkedFollower(process)
+
+    return start
+
+
+def _follow(body: Follow, job: FollowerJob, of_socket: Any, memory: Any) -> None:
+    torch.set_num_threads(1)
+    body(job, FollowerEnd(socket.socket(fileno=of_socket.detach()), memory.detach()))
+
+
+class TestRanks:
+    """Ranks 1, 2 … of a model, while this process is rank 0. One such group at a time."""
+
+    __test__ = False
+
+    def __init__(self, ranks: int, folder: Path, config: EngineConfig, body: Follow = follow) -> None:
+        self.lost: Queue[LostRank] = Queue()
+        self.group = RankGroup(ranks, forked(ranks, folder, config, body))
+        self.group.watch(self.lost.put)
+        self.followers = Followers(ranks, self.group.meeting, self.group.end)
+
+    def close(self) -> None:
+        """End them."""
+        self.group.close()
+        meeting.part()

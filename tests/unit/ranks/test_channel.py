@@ -1,0 +1,117 @@
+"""The ends of a ring, over real memory and sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from shared.primitives.errors import RankError
+from shared.ranks.channel import FollowerEnd, LeaderEnd, ReportKind
+from shared.ranks.orders import BUFFERS, Operation, OrderKind, Words, operation, operations_of
+
+CAPACITY = 64
+NONE = np.empty(0, dtype=np.int32)
+
+
+class Ends:
+    """Rank 0 and two followers in one process; each maps the memory for itself."""
+
+    def __init__(self) -> None:
+        self.memory = os.memfd_create("a test")
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        self.leader = LeaderEnd([own for own, _ in pairs], self.memory)
+        self.theirs = [theirs for _, theirs in pairs]
+        self.followers = [FollowerEnd(theirs, self.memory) for theirs in self.theirs]
+        self.leader.open(CAPACITY)
+        for each in self.followers:
+            each.open(CAPACITY)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    for each in (*ends.leader.sockets, *ends.theirs):
+        each.close()
+    os.close(ends.memory)
+
+
+def words(number: int) -> Words:
+    return np.full(number % 20, number, dtype=np.int32)
+
+
+def test_every_follower_gets_every_order_over_many_turns_of_the_ring(ends: Ends) -> None:
+    found: list[list[tuple[list[int], list[int]]]] = [[], []]
+
+    def follow(at: int) -> None:
+        while (order := ends.followers[at].take()) is not None and order.kind is not OrderKind.END:
+            ((kind, numbers),) = operations_of(order.operations)
+            assert kind is Operation.WRITE
+            found[at].append((numbers.tolist(), order.words.tolist()))
+            ends.followers[at].give_back()
+
+    threads = [threading.Thread(target=follow, args=(at,)) for at in range(2)]
+    for each in threads:
+        each.start()
+    count = 20 * BUFFERS
+    for number in range(count):
+        ends.leader.step(operation(Operation.WRITE, number, 7), words(number))
+    ends.leader.end()
+    for each in threads:
+        each.join(30)
+    assert found[0] == found[1] == [([number, 7], words(number).tolist()) for number in range(count)]
+
+
+def test_a_copy_is_done_when_all_followers_say_so(ends: Ends) -> None:
+    ends.leader.copy(2**40, [3, 4], [0, 1], backup=True)
+    for follower in ends.followers:
+        assert not ends.leader.copied(2**40)
+        order = follower.take()
+        assert order is not None
+        assert (order.kind, order.name, order.words.tolist()) == (OrderKind.BACKUP, 2**40, [3, 4, 0, 1])
+        follower.give_back()
+        follower.copied(order.name)
+    assert ends.leader.copied(2**40)
+
+
+def test_rank_0_waits_for_a_follower_that_is_a_ring_behind(ends: Ends) -> None:
+    told: list[int] = []
+
+    def lead() -> None:
+        for number in range(BUFFERS + 1):
+            ends.leader.step(NONE, words(number))
+            told.append(number)
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    first, second = ends.followers
+    for _ in range(BUFFERS):
+        first.take()
+        first.give_back()
+    thread.join(0.2)
+    assert told == list(range(BUFFERS)), "the second has taken nothing"
+    second.take()
+    second.give_back()
+    thread.join(30)
+    assert told == list(range(BUFFERS + 1))
+
+
+def test_the_end_of_a_process_is_the_end_of_its_socket(ends: Ends) -> None:
+    ends.followers[1].say(ReportKind.FAILED, "no more memory")
+    ends.theirs[1].close()
+    assert ends.leader.read(0)
+    assert not ends.leader.read(1)
+    assert ends.leader.sentences == {1: (ReportKind.FAILED, "no more memory")}
+    with pytest.raises(RankError, match="rank 2 has ended"):
+        ends.leader.step(NONE, words(1))
+    for each in ends.leader.sockets:
+        each.close()
+    order = ends.followers[0].take()
+    assert order is not None, "what was told before is still there"
+    assert order.words.tolist() == words(1).tolist()
+    assert ends.followers[0].take() is None
