@@ -90,7 +90,7 @@ quick-tests: setup
 test: setup
 	$(PYTEST) $(ARGS)
 
-AGGREGATED := $(addprefix tests/integration/,answers routers/test_api_keys.py command)
+AGGREGATED := $(addprefix tests/integration/,models answers routers/test_api_keys.py command)
 # Deployments of these tests start no prefill worker: decode workers compute prompts, and metrics must show it.
 aggregated: setup
 	SEGUE_TEST_AGGREGATED=1 $(PYTEST) tests/abuse $(AGGREGATED) $(ARGS)

@@ -30,7 +30,7 @@ from shared.wire.sampling_params import SamplingParams
 from shared.worker.worker import page_memory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
-from tests.integration.answers.desk import Desk, DeskRequest
+from tests.integration.models.desk import Desk, DeskRequest
 
 KV_FORMAT = "offline"
 Part = tuple[CudaDevice, KVCache, FittedPool]

@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.integration.answers.prompts import varied_prompts
 from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import busy_worker, continuations
+from tests.integration.models.prompts import varied_prompts
 from tests.waiting import until
 
 TOLERANCE = 1e-3

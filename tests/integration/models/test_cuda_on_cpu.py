@@ -15,8 +15,6 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
-from tests.integration.answers.prompts import varied_prompts
 from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
@@ -24,6 +22,8 @@ from tests.integration.deployments.observing import continuations
 from tests.integration.deployments.streams import crowd
 from tests.integration.faults.conftest import PROMPT
 from tests.integration.faults.test_faults import disturb, kill
+from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
+from tests.integration.models.prompts import varied_prompts
 from tests.waiting import until
 
 TOKENS = 12

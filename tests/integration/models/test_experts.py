@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.answers.served_models import assert_served_as, saved_as_clients_call_it, vocab_size
+from tests.integration.models.served_models import assert_served_as, saved_as_clients_call_it, vocab_size
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES, sized
 from tests.unit.engine.quantized.mxfp4_models import store_in_mxfp4
 

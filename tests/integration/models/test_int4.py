@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tests.integration.answers.served_models import assert_served_as, saved_as_clients_call_it, vocab_size
+from tests.integration.models.served_models import assert_served_as, saved_as_clients_call_it, vocab_size
 from tests.unit.engine.int4_models import WIDE, store_in_int4
 
 

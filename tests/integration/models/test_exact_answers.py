@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 
 from shared.local.model_store import resolve
-from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
-from tests.integration.answers.prompts import varied_prompts
 from tests.integration.conftest import SMALL
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.deployments.streams import StreamedAnswer, crowd
+from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
+from tests.integration.models.prompts import varied_prompts
 from tests.waiting import until
 
 TOKENS = 16

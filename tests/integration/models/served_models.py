@@ -10,12 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from tests.integration.answers.answers_of_transformers import assert_answers_of_transformers
-from tests.integration.answers.prompts import varied_prompts
 from tests.integration.deployments.aggregated import AGGREGATED, PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.streams import StreamedAnswer, crowd
+from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
+from tests.integration.models.prompts import varied_prompts
 from tests.unit.engine.tiny_models import save_model
 from tests.waiting import until
 

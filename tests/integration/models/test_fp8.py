@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from tests.integration.answers.served_models import (
+from tests.integration.deployments.aggregated import needs_prefill
+from tests.integration.models.served_models import (
     TOKENS,
     assert_served_as,
     prompts_of,
@@ -16,7 +17,6 @@ from tests.integration.answers.served_models import (
     served_answers,
     vocab_size,
 )
-from tests.integration.deployments.aggregated import needs_prefill
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.fp8_models import store_in_fp8
 from tests.unit.engine.tiny_models import SIZES

@@ -21,9 +21,9 @@ from shared.engine.config import EngineConfig
 from shared.engine.engine import load
 from shared.kv.page_pool import pages_for_tokens
 from shared.wire.sampling_params import SamplingParams
-from tests.integration.answers.desk import DeskRequest
-from tests.integration.answers.one_process import DECODE, PREFILL, CollectedAnswer, OneProcess
-from tests.integration.answers.recording_device import Logbook, RecordingDevice
+from tests.integration.models.desk import DeskRequest
+from tests.integration.models.one_process import DECODE, PREFILL, CollectedAnswer, OneProcess
+from tests.integration.models.recording_device import Logbook, RecordingDevice
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model, tiny_model_of_blocks
 

@@ -32,8 +32,8 @@ from shared.worker.worker import page_memory
 from shared.worker.worker_config import WorkerConfig
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
-from tests.integration.answers.desk import Desk, DeskRequest, DeskStream
-from tests.integration.answers.recording_device import Logbook, RecordingDevice
+from tests.integration.models.desk import Desk, DeskRequest, DeskStream
+from tests.integration.models.recording_device import Logbook, RecordingDevice
 
 TURN_SECONDS = 0.001
 TURNS_MAX = 200_000  # while the device's thread waits for a core, the loop turns many times for one copy
