@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import openai
@@ -24,10 +23,10 @@ import pytest
 from shared.process.api_keys import key_line, new_key
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.deployments.streams import complete
-from tests.integration.deployments.thread_stop import stopped
+from tests.integration.deployments.thread_stop import by_turns, process_stopped, stopped
 from tests.waiting import until
 
-STOPPED_SECONDS, RUNNING_SECONDS = 0.6, 0.02
+STOPPED_SECONDS = 0.6
 LINK_STOPPED_SECONDS = 1.5  # a prompt takes a part of it
 WITHOUT_LOCAL = {"localPrefill": "never"}
 
@@ -64,49 +63,6 @@ def clients(
         thread.join()
 
 
-@contextmanager
-def by_turns(stop_and_go: Iterator[None]) -> Iterator[None]:
-    """Something stops for most of the time, and goes on for a moment again and again."""
-    ending = threading.Event()
-
-    def turn() -> None:
-        while not ending.is_set():
-            next(stop_and_go)
-        stop_and_go.close()  # type: ignore[attr-defined]
-
-    thread = threading.Thread(target=turn)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
-
-
-def whole_process(pid: int) -> Iterator[None]:
-    """A process, by signals."""
-    never = threading.Event()
-    try:
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            never.wait(STOPPED_SECONDS)
-            os.kill(pid, signal.SIGCONT)
-            never.wait(RUNNING_SECONDS)
-            yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def one_thread(thread: int) -> Iterator[None]:
-    """One thread of a process."""
-    never = threading.Event()
-    while True:
-        with stopped(thread):
-            never.wait(LINK_STOPPED_SECONDS)
-        never.wait(RUNNING_SECONDS)
-        yield
-
-
 def doctor(running: LocalDeployment) -> dict[str, str]:
     """What the command says of a deployment, as JSON."""
     urls = [f"http://127.0.0.1:{process.admin_port}" for process in running.processes()]
@@ -133,7 +89,7 @@ def test_a_decode_worker_that_is_slowed_is_named() -> None:
     with deployment(config=config) as running, clients(running, "none", 6, 30, 400):
         until(lambda: running.live_requests("decoding") >= 4, 60, "streams")
         (decode,) = running.processes("decode")
-        with by_turns(whole_process(decode.pid)):
+        with by_turns(partial(process_stopped, decode.pid), STOPPED_SECONDS):
             assert doctor(running)["cause"] == "decode"
 
 
@@ -184,7 +140,7 @@ def test_a_throttled_link_is_named() -> None:
                 pass
         except PermissionError:
             pytest.skip("this system does not let a test stop a thread")
-        with by_turns(one_thread(reader)), clients(running, "none", 4, 20, 4):
+        with by_turns(partial(stopped, reader), LINK_STOPPED_SECONDS), clients(running, "none", 4, 20, 4):
             until(lambda: running.live_requests("decoding") >= 1, 60, "reads")
             assert doctor(running)["cause"] == "kv link"
 

@@ -1,15 +1,17 @@
-"""Stops one thread of another process, as a hang in a kernel or in a driver would, and lets it go on (ptrace).
+"""Stops one thread of another process, as a hang in a kernel or in a driver would, or all of it, and lets it go on.
 
-The process's other threads run. Only the thread that stopped it may let it go on, and Linux lets a process do this to
-its descendants alone, or as root.
+One thread is stopped by ptrace, and the process's other threads run. Only the thread that stopped it may let it go on,
+and Linux lets a process do this to its descendants alone, or as root. A whole process is stopped by signals.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import httpx2
@@ -36,6 +38,38 @@ def stopped(thread: int) -> Iterator[None]:
         yield
     finally:
         _ptrace(DETACH, thread)
+
+
+@contextmanager
+def process_stopped(pid: int) -> Iterator[None]:
+    """The process does nothing within."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def by_turns(
+    stop: Callable[[], AbstractContextManager[None]], stopped_seconds: float, running_seconds: float = 0.02
+) -> Iterator[None]:
+    """What `stop` stops stands still for most of the time, and goes on for a moment again and again."""
+    ending = threading.Event()
+
+    def turn() -> None:
+        while not ending.is_set():
+            with stop():
+                ending.wait(stopped_seconds)
+            ending.wait(running_seconds)
+
+    thread = threading.Thread(target=turn)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
 
 def busiest_thread(pid: int) -> int:

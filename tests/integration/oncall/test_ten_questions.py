@@ -10,14 +10,15 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 
 import httpx2
 import pytest
 
 from shared.process.api_keys import key_line, new_key
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
-from tests.integration.deployments.thread_stop import stop_computing
+from tests.integration.deployments.thread_stop import by_turns, process_stopped, stop_computing
 from tests.integration.oncall.watched import Watched, questions, watched
 from tests.waiting import until
 
@@ -81,25 +82,9 @@ def streams(
     until(lambda: not running.live_requests("decoding"), 60, "the end of the streams")
 
 
-@contextmanager
-def slowed(pid: int) -> Iterator[None]:
+def slowed(pid: int) -> AbstractContextManager[None]:
     """A process that stands still four fifths of the time."""
-    ending = threading.Event()
-
-    def hold_up() -> None:
-        while not ending.wait(0.02):
-            os.kill(pid, signal.SIGSTOP)
-            ending.wait(0.08)
-            os.kill(pid, signal.SIGCONT)
-
-    thread = threading.Thread(target=hold_up)
-    thread.start()
-    try:
-        yield
-    finally:
-        ending.set()
-        thread.join()
-        os.kill(pid, signal.SIGCONT)
+    return by_turns(partial(process_stopped, pid), 0.08)
 
 
 def post(running: LocalDeployment, key: str, path: str, **body: object) -> httpx2.Response:
