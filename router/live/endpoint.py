@@ -66,7 +66,6 @@ _BLOCKS = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 log = structlog.get_logger(__name__)
 
 Headers = Mapping[bytes, bytes]
-HeaderList = list[tuple[bytes, bytes]]
 
 
 @cache
