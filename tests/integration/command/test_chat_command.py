@@ -7,7 +7,6 @@ import pty
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -16,18 +15,10 @@ import pytest
 
 from shared.local.chat_command import ChatSession
 from shared.primitives.errors import StartError
-from tests.integration.deployments.deployment import LocalDeployment, deployment
+from tests.integration.deployments.deployment import LocalDeployment
 from tests.waiting import comes_true
 
 COMMAND = [sys.executable, "-m", "shared.local.cli"]
-
-
-@pytest.fixture(scope="module")
-def serving() -> Iterator[LocalDeployment]:
-    with deployment(
-        as_shipped=True, config={"prefill": {"kvPages": 600}, "decode": {"kvPages": 600}}
-    ) as running:
-        yield running
 
 
 class Terminal:
@@ -70,8 +61,8 @@ class Terminal:
         os.close(self._ours)
 
 
-def test_ctrl_c_ends_an_answer_and_exit_the_conversation(serving: LocalDeployment) -> None:
-    terminal = Terminal("chat", "--url", serving.url)
+def test_ctrl_c_ends_an_answer_and_exit_the_conversation(one_each: LocalDeployment) -> None:
+    terminal = Terminal("chat", "--url", one_each.url)
     try:
         terminal.until("> ")
         terminal.type("Tell me a very long story about the sea.\n")
@@ -87,9 +78,9 @@ def test_ctrl_c_ends_an_answer_and_exit_the_conversation(serving: LocalDeploymen
         terminal.close()
 
 
-def test_a_conversation_in_a_pipe_is_one_answer_a_line(serving: LocalDeployment) -> None:
+def test_a_conversation_in_a_pipe_is_one_answer_a_line(one_each: LocalDeployment) -> None:
     ended = subprocess.run(
-        [*COMMAND, "chat", "--url", serving.url + "/v1"],
+        [*COMMAND, "chat", "--url", one_each.url + "/v1", "--max-tokens", "16"],
         input="Say one word.\n/clear\n/halp\n",
         capture_output=True,
         text=True,
@@ -100,67 +91,69 @@ def test_a_conversation_in_a_pipe_is_one_answer_a_line(serving: LocalDeployment)
     assert ended.stderr == "segue chat: there is no /halp; /help lists what there is\n"
 
 
-def _answered(serving: LocalDeployment) -> int:
+def _answered(one_each: LocalDeployment) -> int:
     """Requests that were answered so far."""
     return sum(
-        int(serving.total("router", f"segue_requests_total{{outcome={end}}}")) for end in ("length", "stop")
+        int(one_each.total("router", f"segue_requests_total{{outcome={end}}}")) for end in ("length", "stop")
     )
 
 
-def test_a_pasted_text_is_one_prompt(serving: LocalDeployment) -> None:
+def test_a_pasted_text_is_one_prompt(one_each: LocalDeployment) -> None:
     """As a terminal sends it: between the marks of a bracketed paste, which the program has asked for."""
-    terminal = Terminal("chat", "--url", serving.url, "--max-tokens", "2")
+    terminal = Terminal("chat", "--url", one_each.url, "--max-tokens", "2")
     try:
         terminal.until("> ")
         assert "\x1b[?2004h" in terminal.shown, "the terminal is asked for marks around what is pasted"
-        before = _answered(serving)
+        before = _answered(one_each)
         terminal.type("\x1b[200~one\ntwo\nthree\x1b[201~\r")
         terminal.until("> ")
-        assert comes_true(lambda: _answered(serving) - before == 1)
+        assert comes_true(lambda: _answered(one_each) - before == 1)
         terminal.type("four\r")
         terminal.until("> ")
-        assert comes_true(lambda: _answered(serving) - before == 2)
+        assert comes_true(lambda: _answered(one_each) - before == 2)
     finally:
         terminal.close()
 
 
-def test_lines_between_quotation_marks_are_one_prompt_and_commands_are_none(serving: LocalDeployment) -> None:
-    before = _answered(serving)
+def test_lines_between_quotation_marks_are_one_prompt_and_commands_are_none(
+    one_each: LocalDeployment,
+) -> None:
+    before = _answered(one_each)
     ended = subprocess.run(
-        [*COMMAND, "chat", "--url", serving.url, "--max-tokens", "2"],
+        [*COMMAND, "chat", "--url", one_each.url, "--max-tokens", "2"],
         input='"""one\n\n/exit\ntwo"""\n/help\n/system Be brief.\n"""\nthree\n"""\n',
         capture_output=True,
         text=True,
         timeout=240,
         check=True,
     )
-    assert comes_true(lambda: _answered(serving) - before == 2)
+    assert comes_true(lambda: _answered(one_each) - before == 2)
     assert "/system TEXT" in ended.stdout
     assert ended.stderr == ""
 
 
-def test_system_and_options_go_with_each_request(serving: LocalDeployment) -> None:
+def test_system_and_options_go_with_each_request(one_each: LocalDeployment) -> None:
     asked: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
-    conversation = ChatSession(serving.url, system="You are brief.", options=asked)
+    conversation = ChatSession(one_each.url, system="You are brief.", options=asked)
     said = "".join(piece.text for piece in conversation.answer("Count to a hundred."))
     turns: list[Any] = [{"role": "system", "content": "You are brief."}, conversation.turns[0]]
-    answer = serving.client.chat.completions.create(model="smollm2", messages=turns, **asked)
+    answer = one_each.client.chat.completions.create(model="smollm2", messages=turns, **asked)
     assert said == answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "length"
     assert conversation.turns[0]["role"] == "user", "the system's message is no turn"
 
 
-def test_the_turns_before_are_sent_again(serving: LocalDeployment) -> None:
+def test_the_turns_before_are_sent_again(one_each: LocalDeployment) -> None:
     # else it may talk to the end of its context
-    conversation = ChatSession(serving.url, options={"max_tokens": 64})
+    conversation = ChatSession(one_each.url, options={"max_tokens": 64})
     pieces = [*conversation.answer("Tell me a long story about the sea.")]
     assert len(pieces) > 1
     assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"]
     assert conversation.turns[1]["content"] == "".join(piece.text for piece in pieces)
-    before = serving.total("router", "segue_prompt_tokens_total")
+    before = one_each.total("router", "segue_prompt_tokens_total")
     some = conversation.answer("Tell me another one.")
     next(some)
-    assert serving.total("router", "segue_prompt_tokens_total") - before > len(pieces) / 2
+    assert one_each.total("router", "segue_prompt_tokens_total") - before > len(pieces) / 2
     some.close()
     assert len(conversation.turns) == 2, "what was not answered to its end is no part of it"
 
@@ -178,9 +171,9 @@ def test_where_no_router_is_one_sentence_says_so(url: str, complaint: str) -> No
         ChatSession(url)
 
 
-def test_a_model_that_is_not_served_is_one_sentence(serving: LocalDeployment) -> None:
+def test_a_model_that_is_not_served_is_one_sentence(one_each: LocalDeployment) -> None:
     with pytest.raises(StartError, match=r"refused with status 404: .*smollm2"):
-        list(ChatSession(serving.url, model="other").answer("Hello."))
+        list(ChatSession(one_each.url, model="other").answer("Hello."))
 
 
 def test_run_writes_the_answer_alone_to_stdout_and_ends_everything(tmp_path: Path) -> None:

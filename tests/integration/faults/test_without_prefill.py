@@ -65,21 +65,26 @@ def test_it_says_that_it_serves(whole: LocalDeployment) -> None:
     assert "decode-0/" in smoke_test(whole.url, whole.admin_url, aggregated=True)[1]
 
 
-def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back() -> None:
-    with deployment("--prefill", "1", config=SMALL) as running:
-        answers = crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY)
-        assert running.total("decode", LOCAL) == 0
-        [prefill] = running.processes("prefill")
-        os.kill(prefill.pid, signal.SIGSTOP)  # so that `segue up` does not bring it back at once
-        try:
-            assert crowd(running.url, PROMPTS, len(PROMPTS), **GREEDY) == answers
-            assert running.total("decode", LOCAL) >= len(PROMPTS)
-        finally:
-            os.kill(prefill.pid, signal.SIGCONT)
-        until(lambda: linked_workers(running) == 2, 60, "the prefill worker's return")
-        before = running.total("decode", LOCAL)
-        assert crowd(running.url, PROMPTS[:2], 2, **GREEDY) == answers[:2]
-        assert running.total("decode", LOCAL) == before
+def test_a_deployment_that_loses_its_only_prefill_worker_goes_on_and_goes_back(
+    one_each: LocalDeployment,
+) -> None:
+    def local() -> float:
+        return one_each.total("decode", LOCAL)
+
+    before = local()
+    answers = crowd(one_each.url, PROMPTS, len(PROMPTS), **GREEDY)
+    assert local() == before
+    [prefill] = one_each.processes("prefill")
+    os.kill(prefill.pid, signal.SIGSTOP)  # so that `segue up` does not bring it back at once
+    try:
+        assert crowd(one_each.url, PROMPTS, len(PROMPTS), **GREEDY) == answers
+        assert local() >= before + len(PROMPTS)
+    finally:
+        os.kill(prefill.pid, signal.SIGCONT)
+    until(lambda: linked_workers(one_each) == 2, 60, "the prefill worker's return")
+    before = local()
+    assert crowd(one_each.url, PROMPTS[:2], 2, **GREEDY) == answers[:2]
+    assert local() == before
 
 
 def test_the_smoke_test_sees_kv_move_where_decode_workers_compute_the_prompts() -> None:
