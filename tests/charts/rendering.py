@@ -60,7 +60,7 @@ def helm() -> str:
     if found := shutil.which("helm"):
         return found
     if not CLUSTER.exists():
-        missing = "helm is not on PATH, and ../shared/cluster is not beside this checkout: install Helm 3.18 or newer"
+        missing = "helm is not on PATH, and ../shared/cluster is not beside this checkout: install Helm 4.1 or newer"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
     archived = Path(runpy.run_path(str(CLUSTER), run_name="binaries")["BIN"]) / "helm"
     assert archived.exists(), f"the test cluster's archive has no helm: {archived} does not exist"

@@ -173,11 +173,7 @@ SETS: dict[str, list[dict[str, Any]]] = {
     ],
     "modelSource.hub": [
         HUB,
-        {
-            "modelSource": {
-                "hub": {"revision": WORD, "endpoint": WORD, "existingSecret": WORD, "secretKey": WORD}
-            }
-        },
+        {"modelSource": {"hub": {"revision": WORD, "existingSecret": WORD, "secretKey": WORD}}},
     ],
     "modelSource.fetch": [
         {"model": WORD, "modelSource": {"kind": "fetch", "fetch": FETCH, "sizeLimit": "1Gi"}}
@@ -189,7 +185,7 @@ SETS: dict[str, list[dict[str, Any]]] = {
         {"links": {"routerSecret": WORD, "workerSecret": WORD}, "auth": {"existingSecret": WORD}},
     ],
     "nameOverride": [{"nameOverride": WORD}],
-    "kv": [{"kv": {"interface": WORD}}],
+    "kv, placement": [{"kv": {"interface": WORD}, "placement": {"pairTopologyKey": WORD}}],
     "rdma": [RDMA, {"rdma": {"resourceName": WORD}}],
     "global": [{"global": {"imageRegistry": WORD, "imagePullSecrets": [WORD]}}],
 }

@@ -7,7 +7,7 @@ import pytest
 from router.config import RouterConfig
 from shared.local.config import ROLE_CONFIGS
 from tests.charts.kubernetes_schemas import complaints, versions
-from tests.charts.rendering import EVERY_VALUE, environment, objects, pods
+from tests.charts.rendering import EVERY_VALUE, RefusedError, environment, objects, of_kind, pods, selects
 
 WORKERS = ("prefill", "decode")
 WHOLE = ("qos=guaranteed", "prefill.resources.requests.cpu=2", "decode.resources.requests.cpu=3")
@@ -82,3 +82,48 @@ def test_what_is_guaranteed_is_what_kubernetes_takes_and_devices_stay() -> None:
     limits = pods(rendered)["decode"]["spec"]["containers"][0]["resources"]["limits"]
     assert limits == {"cpu": "4", "memory": "32Gi", "nvidia.com/gpu": 1}
     assert objects(EVERY_VALUE, "qos=")
+
+
+def strategy(role: str, *sets: str) -> object:
+    return of_kind(objects(None, *sets), "Deployment")[f"segue-{role}"]["spec"]["strategy"]
+
+
+def test_in_place_replaces_workers_without_a_spare_gpu_and_routers_as_before() -> None:
+    sets = ("roll=inPlace", "decode.replicas=2")
+    surge = {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    for role in WORKERS:
+        assert strategy(role, *sets) == {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+        assert strategy(role) == surge
+    assert strategy("router", *sets) == surge
+
+
+def test_one_decode_pod_is_replaced_in_place_where_streams_wait_for_its_return() -> None:
+    assert strategy("decode", "roll=inPlace", "router.config.workerReturnSeconds=600")
+    with pytest.raises(
+        RefusedError, match=r"may take 600 s, and router.config.workerReturnSeconds ends them"
+    ):
+        strategy("decode", "roll=inPlace", "router.config.workerReturnSeconds=599")
+
+
+NEAR = ("placement.pairTopologyKey=example.com/rack",)
+TERMS = "preferredDuringSchedulingIgnoredDuringExecution"
+
+
+def test_decode_prefers_to_be_near_prefill_of_its_release_beside_what_it_was_told() -> None:
+    rendered = pods(objects(None, *NEAR))
+    [term] = rendered["decode"]["spec"]["affinity"]["podAffinity"][TERMS]
+    assert term["podAffinityTerm"]["topologyKey"] == "example.com/rack"
+    selector = term["podAffinityTerm"]["labelSelector"]
+    assert selects(selector, rendered["prefill"]["metadata"]["labels"])
+    others = pods(objects(None, *NEAR, release="other"))
+    for stranger in (rendered["decode"], rendered["router"], others["prefill"]):
+        assert not selects(selector, stranger["metadata"]["labels"])
+    assert "affinity" not in rendered["prefill"]["spec"]
+    both = objects(EVERY_VALUE, *NEAR)
+    affinity = pods(both)["decode"]["spec"]["affinity"]
+    assert (
+        affinity["podAntiAffinity"]
+        == pods(objects(EVERY_VALUE))["decode"]["spec"]["affinity"]["podAntiAffinity"]
+    )
+    assert term in affinity["podAffinity"][TERMS]
+    assert [found for each in both for found in complaints(each, versions()[0])] == []

@@ -179,6 +179,8 @@ CONTRADICTIONS = {
     "networkPolicy.egress.apiServerPorts=null": "apiServerPorts is empty, which to Kubernetes means every port",
     "networkPolicy.egress.dnsPorts=null": "dnsPorts is empty, which to Kubernetes means every port",
     f"qos=guaranteed,{WHOLE},decode.extraContainers[0].name=x": "container x of decode.extraContainers has no limits",
+    "roll=inPlace,decode.replicas=2,prefill.strategy.type=Recreate": "and so does prefill.strategy: leave one",
+    "roll=inPlace": "roll is inPlace and decode.replicas is 1, so streams have nowhere to go",
     "keys=null": "keys is not there: .* --reset-then-reuse-values",
     "modelSource.cache=null": "modelSource.cache is not there",
     "rbac.create=false": "name the account",

@@ -5,6 +5,7 @@
 {{- include "segue.refuseDevices" . -}}
 {{- include "segue.refuseDeadPods" . -}}
 {{- include "segue.refuseTimes" . -}}
+{{- include "segue.refuseRoll" . -}}
 {{- include "segue.refuseBodies" . -}}
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}

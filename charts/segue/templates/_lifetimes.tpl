@@ -23,6 +23,25 @@
 {{- end -}}
 {{- end -}}
 
+{{/* `roll: inPlace` beside what speaks against it. */}}
+{{- define "segue.refuseRoll" -}}
+{{- if eq .Values.roll "inPlace" -}}
+{{- $usual := dict "rollingUpdate" (dict "maxSurge" 1 "maxUnavailable" 0) | toJson -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- with (index $.Values $role).strategy -}}
+{{- if ne (toJson .) $usual -}}
+{{- fail (printf "roll is inPlace, which says how workers are replaced, and so does %s.strategy: leave one of them out" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $start := include "segue.startupSeconds" (list . "decode") | int -}}
+{{- $return := dig "workerReturnSeconds" 60.0 (default dict .Values.router.config) | float64 -}}
+{{- if and (eq (toString .Values.decode.replicas) "1") (lt $return (float64 $start)) -}}
+{{- fail (printf "roll is inPlace and decode.replicas is 1, so streams have nowhere to go while the only pod is replaced, which may take %d s, and router.config.workerReturnSeconds ends them after %v: set decode.replicas to 2, or raise workerReturnSeconds" $start $return) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Times of one process that another one, or the kubelet, does not wait for. Defaults are those of the processes. */}}
 {{- define "segue.refuseTimes" -}}
 {{- $router := default dict .Values.router.config -}}

@@ -3,7 +3,7 @@
 {{/* All that values.yaml has, but those whose content is Kubernetes' own; a section stands behind the one that it is in. */}}
 {{- define "segue.sections" -}}
 modelSource modelSource.cache modelSource.cache.create modelSource.hub modelSource.fetch modelSource.image modelSource.pvc gpu image
-auth links keys kv rdma sameNodeGpuIpc router router.image router.service router.tls router.ingress router.httpRoute
+auth links keys placement kv rdma sameNodeGpuIpc router router.image router.service router.tls router.ingress router.httpRoute
 router.serviceAccount worker worker.image worker.serviceAccount prefill prefill.rdma prefill.image decode decode.rdma decode.image rbac
 podDisruptionBudget networkPolicy networkPolicy.egress monitoring monitoring.podMonitor monitoring.rules monitoring.slo
 monitoring.dashboard inferencePool inferencePool.endpointPicker

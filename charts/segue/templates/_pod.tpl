@@ -151,12 +151,26 @@ schedulerName: {{ . | quote }}
 {{- $taint := dict "key" $root.Values.gpu.resourceName "operator" "Exists" "effect" "NoSchedule" -}}
 {{- $_ := set $values "tolerations" (append (default list $values.tolerations) $taint | uniq) -}}
 {{- end -}}
+{{- if and (eq (index . 1) "decode") $root.Values.placement.pairTopologyKey -}}
+{{- $_ := set $values "affinity" (include "segue.nearPrefill" $root | fromYaml) -}}
+{{- end -}}
 {{- range $field := slice . 2 }}
 {{- with index $values $field }}
 {{ $field }}:
   {{- tpl (toYaml .) $root | nindent 2 }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* root → decode's affinity, with the wish to be near prefill. The scheduler counts it both ways, whichever pod comes first. */}}
+{{- define "segue.nearPrefill" -}}
+{{- $affinity := deepCopy (default dict .Values.decode.affinity) -}}
+{{- $pods := default dict $affinity.podAffinity -}}
+{{- $selector := dict "matchLabels" (include "segue.selectorLabels" (list . "prefill") | fromYaml) -}}
+{{- $near := dict "weight" 100 "podAffinityTerm" (dict "topologyKey" .Values.placement.pairTopologyKey "labelSelector" $selector) -}}
+{{- $wishes := "preferredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $_ := set $pods $wishes (append (get $pods $wishes | default list) $near) -}}
+{{- toYaml (set $affinity "podAffinity" $pods) -}}
 {{- end -}}
 
 {{/* (root, role) → its resources without devices, for what runs before it or beside it: quotas ask them of every container. */}}

@@ -144,8 +144,12 @@ starts. IPC_LOCK is added for root alone: Kubernetes has no ambient capabilities
 
 {{/* (root, role) → the Deployment's strategy; Kubernetes takes no rollingUpdate beside Recreate. */}}
 {{- define "segue.strategy" -}}
-{{- $strategy := (index (index . 0).Values (index . 1)).strategy -}}
-{{- if eq (default "" $strategy.type) "Recreate" -}}
+{{- $strategy := default dict (index (index . 0).Values (index . 1)).strategy -}}
+{{- if and (eq (index . 0).Values.roll "inPlace") (ne (index . 1) "router") -}}
+rollingUpdate:
+  maxSurge: 0
+  maxUnavailable: 1
+{{- else if eq (default "" $strategy.type) "Recreate" -}}
 type: Recreate
 {{- else -}}
 {{- toYaml $strategy -}}
