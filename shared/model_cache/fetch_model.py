@@ -1,8 +1,9 @@
-"""The init container of a pod: `python -m shared.model_cache.fetch_model FOLDER hub | claim | finish`.
+"""The init container of a pod: `python -m shared.model_cache.fetch_model FOLDER hub | claim | finish | wait`.
 
     hub      fill the folder from the Hub, or wait for the pod that does
     claim    the same lock for a container of the user's image, which comes next
     finish   what that container has fetched becomes the model
+    wait     until another pod has filled the folder: a router's pod, which has no memory for a conversion
 
 A folder that is complete is only looked at: neither the Hub nor its library is asked for anything. The last line of a
 failure is one sentence, which is also the container's termination message, so `kubectl describe pod` shows it.
@@ -21,7 +22,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, process_time
+from time import monotonic, process_time, sleep
 
 from shared.model_cache.folder import ModelFolder, read_plan
 from shared.model_cache.gguf import convert_in_a_child
@@ -34,7 +35,7 @@ from shared.model_cache.hub import (
     gigabytes,
     is_wanted,
 )
-from shared.model_cache.lock import Lock
+from shared.model_cache.lock import LOOK_SECONDS, Lock
 from shared.model_cache.users_container import NOTHING_TO_DO, check, claim, take_back
 from shared.primitives.errors import ModelError
 
@@ -135,6 +136,9 @@ def run(arguments: argparse.Namespace) -> None:
     if folder.is_complete():
         print_line(f"{folder.path} is complete ({process_time():.2f} s of CPU time)")
         return
+    if arguments.step == "wait":
+        _wait(folder)
+        return
     try:
         folder.path.parent.mkdir(parents=True, exist_ok=True)
         _run_locked(folder, arguments)
@@ -145,6 +149,17 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     except OSError as error:
         raise ModelError(f"{folder.path} cannot be filled: {error.strerror or error}") from None
+
+
+def _wait(folder: ModelFolder) -> None:
+    """Return when the folder is complete. What fails is said by the pod that fills it."""
+    progress = Progress(
+        "waiting for a worker's pod that fetches and converts it", folder.bytes_so_far, _planned(folder)
+    )
+    while not folder.is_complete():
+        progress.look()
+        sleep(LOOK_SECONDS)
+    print_line(f"{folder.path} is complete ({process_time():.2f} s of CPU time)")
 
 
 def _run_locked(folder: ModelFolder, arguments: argparse.Namespace) -> None:
@@ -200,7 +215,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     """What the chart passes."""
     parser = argparse.ArgumentParser(prog="python -m shared.model_cache.fetch_model")
     parser.add_argument("folder", type=Path, help="the model's folder, under the mount of a cache")
-    parser.add_argument("step", choices=["hub", "claim", "finish"])
+    parser.add_argument("step", choices=["hub", "claim", "finish", "wait"])
     parser.add_argument("--model", default="", help="its id on the Hub")
     parser.add_argument("--revision", default="main", help="the hash of a commit")
     parser.add_argument("--endpoint", default=DEFAULT_ENDPOINT, help="the address of the Hub")

@@ -62,9 +62,31 @@ def test_of_a_gguf_file_all_pods_read_what_the_worker_image_converts() -> None:
     rendered = pods(objects("gguf"))
     arguments = {role: parse(fetching(rendered[role])["model"]["args"]) for role in ROLE_CONFIGS}
     assert len({str(each.folder) for each in arguments.values()}) == 1
-    assert {each.gguf for each in arguments.values()} == {"Qwen3-0.6B-Q8_0.gguf"}
-    assert len({fetching(rendered[role])["model"]["image"] for role in ROLE_CONFIGS}) == 1
-    assert "segue-worker" in fetching(rendered["router"])["model"]["image"]
+    assert {role: (each.step, each.gguf) for role, each in arguments.items()} == {
+        "router": ("wait", ""),
+        "prefill": ("hub", "Qwen3-0.6B-Q8_0.gguf"),
+        "decode": ("hub", "Qwen3-0.6B-Q8_0.gguf"),
+    }
+    for role in ("prefill", "decode"):
+        assert "segue-worker" in fetching(rendered[role])["model"]["image"]
+        assert fetching(rendered[role])["model"]["resources"]["limits"]["memory"] == "20Gi"
+
+
+def test_a_router_asks_for_no_memory_of_a_conversion_that_it_waits_for() -> None:
+    sets = ("modelSource.kind=fetch", "modelSource.fetch.image=s5cmd", "modelSource.fetch.command={s5cmd}")
+    for rendered in (pods(objects("gguf")), pods(objects("gguf", *sets))):
+        [waiting] = rendered["router"]["spec"]["initContainers"]
+        [own] = rendered["router"]["spec"]["containers"]
+        assert waiting["image"] == own["image"]
+        assert waiting["resources"] == own["resources"]
+
+
+def test_in_a_folder_of_the_node_a_router_may_be_alone_and_converts_itself() -> None:
+    sets = ("modelSource.cache.claimName=", "modelSource.cache.hostPath=/srv/models")
+    [converting] = pods(objects("gguf", *sets))["router"]["spec"]["initContainers"]
+    assert parse(converting["args"]).step == "hub"
+    assert "segue-worker" in converting["image"]
+    assert converting["resources"]["limits"]["memory"] == "20Gi"
 
 
 def test_a_container_of_the_users_runs_between_two_of_ours() -> None:

@@ -27,6 +27,12 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* (root, role) → whether its pods leave the conversion of a GGUF file to those of workers, which fill the same volume. In a folder of
+the node, a router may be alone with it. */}}
+{{- define "segue.awaitsWorkers" -}}
+{{- if and (eq (index . 1) "router") (index . 0).Values.modelSource.gguf (eq (include "segue.modelCache" (index . 0)) "claim") }}true{{ end -}}
+{{- end -}}
+
 {{/* root → the folder of the weights that kinds hub and fetch fill: another commit, file or command is another folder. */}}
 {{- define "segue.fetchedFolder" -}}
 {{- $source := .Values.modelSource -}}
@@ -124,7 +130,8 @@ true
 {{- define "segue.modelInit" -}}
 {{- $root := index . 0 -}}
 {{- $kind := include "segue.modelKind" $root -}}
-{{- if eq $kind "image" }}{{ include "segue.modelCopy" . }}
+{{- if include "segue.awaitsWorkers" (list $root (index . 1)) }}{{ include "segue.modelStep" (list . "model" "wait") }}
+{{- else if eq $kind "image" }}{{ include "segue.modelCopy" . }}
 {{- else if eq $kind "hub" }}{{ include "segue.modelStep" (list . "model" "hub") }}
 {{- else if eq $kind "fetch" }}
 {{- include "segue.modelStep" (list . "model-claim" "claim") }}
@@ -157,7 +164,8 @@ true
 {{- $pod := index . 0 -}}{{- $name := index . 1 -}}{{- $step := index . 2 -}}
 {{- $root := index $pod 0 -}}{{- $role := index $pod 1 -}}{{- $source := $root.Values.modelSource -}}
 {{- $given := list $root $role -}}{{- $alone := include "segue.tokenizerAlone" $given -}}
-{{- $image := include "segue.image" (list $root (ternary "worker" (index $pod 2) (ne $source.gguf ""))) -}}
+{{- $converts := and (ne $source.gguf "") (ne $step "wait") -}}
+{{- $image := include "segue.image" (list $root (ternary "worker" (index $pod 2) $converts)) -}}
 - name: {{ $name }}
   image: {{ $image }}
   imagePullPolicy: {{ include "segue.pullPolicy" (list $root $image) }}
@@ -183,10 +191,10 @@ true
     - {{ printf "--copy-from=%s" (include "segue.fetchedFolder" $root) | quote }}
     {{- end }}
     {{- end }}
-    {{- else }}
+    {{- else if ne $step "wait" }}
     - --script=/tmp/fetch-model
     {{- end }}
-    {{- if and $source.gguf (ne $step "claim") }}
+    {{- if and $converts (ne $step "claim") }}
     - {{ printf "--gguf=%s" $source.gguf | quote }}
     {{- end }}
   {{- $variables := list (dict "name" "SEGUE_UID" "valueFrom" (dict "fieldRef" (dict "fieldPath" "metadata.uid"))) -}}
@@ -260,6 +268,8 @@ containers. The emptyDir is requested whole, or the node would evict the pod whe
 {{- $_ := set $resources "limits" (mergeOverwrite $resources.limits $size) -}}
 {{- end -}}
 {{- end -}}
+{{- if not (include "segue.awaitsWorkers" .) -}}
 {{- $resources = mergeOverwrite $resources (deepCopy (default dict $root.Values.modelSource.resources)) -}}
+{{- end -}}
 {{- with include "segue.guaranteedResources" (list $root (index . 1) $resources) | fromYaml -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}

@@ -255,12 +255,16 @@ def test_a_disk_that_fills_up_meanwhile_is_one_sentence(hub: HubServer, tmp_path
         subprocess.run(["umount", str(tmp_path / "disk")], check=True)
 
 
-def test_a_gguf_file_is_converted_once(tmp_path: Path) -> None:
+def test_a_gguf_file_is_converted_once_and_a_router_waits_for_that(tmp_path: Path) -> None:
+    router = begin(tmp_path / "model", step="wait")
     write_tiny_gguf(tmp_path / "tiny.Q4_1.gguf", "llama")
     files: dict[str, bytes | Path] = {"tiny.Q4_1.gguf": tmp_path / "tiny.Q4_1.gguf", "other.gguf": b"no"}
     with HubServer({MODEL: Repository(files)}) as hub:
         said = fetch(tmp_path / "model", hub, "--gguf", "tiny.Q4_1.gguf")
         assert "converting:" in said
+        waited = end(router)
+        assert "waiting for a worker's pod that fetches and converts it" in waited
+        assert waited.splitlines()[-1].startswith(f"{tmp_path / 'model'} is complete")
         made = {path.name for path in (tmp_path / "model").iterdir()}
         assert {"config.json", "model.safetensors", "tokenizer.json", ".complete"} <= made
         assert not any(name.endswith(".gguf") for name in made)
