@@ -24,6 +24,7 @@ import structlog
 from shared.batch.effects import Note
 from shared.batch.req import Req
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
+from shared.engine.checkpoint.memory_plan import gib
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.page_access import TorchPageAccess
 from shared.engine.engine import load
@@ -175,8 +176,8 @@ def _load_engine(config: WorkerConfig, asked: EngineConfig, health: Health) -> E
         health.doing = f"{what} {share:.0%}"
 
     engine = load(Path(config.model), asked, on_progress=progress)
-    health.facts = {"engine": engine.description}
-    log.info("worker.loaded", engine=engine.description, model=engine.model_fingerprint)
+    health.facts = {"engine": engine.description, "weights": gib(engine.memory["weights"])}
+    log.info("worker.loaded", **health.facts, model=engine.model_fingerprint)
     return engine
 
 

@@ -241,6 +241,12 @@ def line_of(running: Running, start: str) -> str:
     return next(line for line in running.lines if line.startswith(start))
 
 
+def test_a_worker_says_how_many_gib_of_weights_it_holds(open_to_all: Running) -> None:
+    said = re.search(r": ready, engine .*, weights (\d+\.\d\d) GiB, admin port", "\n".join(open_to_all.lines))
+    assert said
+    assert 0 < float(said[1]) < 2
+
+
 def reaches(host: str, port: int) -> bool:
     with contextlib.closing(socket.socket()) as client:
         return client.connect_ex((host, port)) == 0
