@@ -24,6 +24,7 @@ from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, context_bound
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
+from shared.engine.checkpoint.weight_files import require_whole
 from shared.engine.config import Budget
 from shared.links.keys import LinkRole, new_key_files, open_in_memory
 from shared.local.children import HOST, Child, ChildProcesses
@@ -66,9 +67,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         host, budget = router_host(settings), memory_budget()
         router_port, admin_port = _ports(config, host, stack)
         model = resolve(config.model, console.print_line)
-        read = read_config(model)
-        _require_context(read, settings)
-        _require_memory(read, config.prefill + config.decode, budget)
+        _require_servable(model, settings, budget)
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
@@ -121,6 +120,14 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
     chosen = config.model_copy(update=shape._asdict())
     described_here = described(gpus, shape) if gpus and not given >= {"prefill", "decode"} else ""
     return replace(settings, config=chosen), described_here
+
+
+def _require_servable(model: Path, settings: LocalSettings, budget: Budget) -> None:
+    """Refuse a model of which files alone tell that workers would. Raises StartError."""
+    read = read_config(model)
+    _require_context(read, settings)
+    _require_memory(read, settings.config.prefill + settings.config.decode, budget)
+    require_whole(model)
 
 
 def _alias_flags(model: str, name: str) -> list[str]:

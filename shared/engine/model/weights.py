@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.engine.checkpoint.text_half import stored_names
+from shared.engine.checkpoint.weight_files import open_weights, weight_files
 from shared.engine.weight_source import Part
-from shared.model_files import INDEX_BYTES_MAX, read_json
 from shared.primitives.errors import ModelError
 
 _SAMPLE_BYTES = 4096
@@ -28,7 +27,6 @@ _SAMPLE_EVERY_BYTES = 65536
 _FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # and as safetensors files name them
 _QUANTIZED = {torch.float8_e4m3fn: "F8_E4M3", torch.uint8: "U8", torch.int32: "I32"}
-_LFS = b"version https://git-lfs"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
@@ -43,15 +41,10 @@ class Weights:
         self._opened: dict[Path, Any] = {}
         self._file_of: dict[str, Path] = {}
         for path in weight_files(folder):
-            try:
-                opened = safe_open(path, framework="pt", device=device)
-                self._opened[path] = opened
-                names = opened.keys()  # type: ignore[no-untyped-call]
-                self._file_of.update(dict.fromkeys(names, path))
-            except (SafetensorError, OSError) as error:
-                raise ModelError(
-                    f"{path} is not a complete safetensors file ({error}): {_remedy(path)}"
-                ) from None
+            opened = open_weights(path, framework="pt", device=device)
+            self._opened[path] = opened
+            names = opened.keys()
+            self._file_of.update(dict.fromkeys(names, path))
 
         self._stored_name = stored_names(self._file_of)
 
@@ -96,15 +89,6 @@ class Weights:
         return _Stored(path, name, self._opened[path].get_slice(name))
 
 
-def _remedy(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            pointer = file.read(len(_LFS)) == _LFS
-    except OSError:
-        return "make it readable"
-    return "it is a pointer of git-lfs, run `git lfs pull` in its folder" if pointer else "fetch it again"
-
-
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """A tensor in its file."""
@@ -129,29 +113,6 @@ class _Stored:
             raise ModelError(
                 f"{self} is {found}; expected {kind}, as quantization_config of config.json says"
             )
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, in order; `ModelError` if there are none or a shard is missing."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index, INDEX_BYTES_MAX).get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise ModelError(f"{index} has no weight_map")
-        names = sorted({str(name) for name in weight_map.values()})
-        if foreign := [name for name in names if Path(name).name != name]:
-            raise ModelError(f"{index} names a file outside its folder: {foreign[0]}")
-        paths = [folder / name for name in names]
-    else:
-        paths = [folder / "model.safetensors"]
-    for path in paths:
-        if not path.exists():
-            pickled = sorted(
-                found.name for found in folder.glob("*") if found.suffix in {".bin", ".pt", ".pth"}
-            )
-            also = f" ({', '.join(pickled)} is never read: it could run code)" if pickled else ""
-            raise ModelError(f"{folder} lacks {path.name}: expected weights in safetensors{also}")
-    return paths
 
 
 def model_fingerprint(folder: Path, shape: str, dtype: torch.dtype) -> str:

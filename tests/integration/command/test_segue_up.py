@@ -21,6 +21,7 @@ from shared.local.children import GRACE_SECONDS
 from tests.integration.deployments.aggregated import AGGREGATED
 from tests.integration.deployments.deployment import RoleConfigs, segue_up
 from tests.integration.deployments.running import Running, ended_within
+from tests.unit.model_cache.fetching import files_of_a_model
 from tests.waiting import soon
 
 TINY = {"kvPages": 64, "maxRunningRequests": 4}
@@ -79,6 +80,21 @@ def test_a_wrong_setting_of_a_role_is_said_before_any_process_starts() -> None:
     assert len(running.lines) == 1
     assert "unknown setting 'kvPagse' in decode.config of" in running.lines[0]
     assert "did you mean kvPages?" in running.lines[0]
+
+
+def test_weights_that_are_not_whole_are_said_before_any_process_starts(tmp_path: Path) -> None:
+    for name, content in files_of_a_model().items():
+        if name in ("config.json", "tokenizer.json"):
+            assert isinstance(content, bytes)
+            (tmp_path / name).write_bytes(content)
+    header = b'{"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+    whole = len(header).to_bytes(8, "little") + header + bytes(16)
+    (tmp_path / "model.safetensors").write_bytes(whole[:-1])
+    with segue("--router-port", "0", "--model", str(tmp_path)) as running:
+        assert running.process.wait(15) == 1
+    [said] = [line for line in running.lines if "safetensors" in line]
+    assert re.search(r"model\.safetensors is not a complete safetensors file .*: fetch it again$", said)
+    assert not [line for line in running.lines if line.startswith(("decode-0", "prefill-0", "router"))]
 
 
 def test_a_hub_without_a_network_is_said_in_one_sentence(tmp_path: Path) -> None:
