@@ -23,6 +23,7 @@ from shared.primitives.metric_fields import (
     counted_by,
     counted_by_labels,
     durations,
+    durations_of_requests,
     observed,
     total,
 )
@@ -213,7 +214,7 @@ class RouterCounters:
     fetch_seconds: deque[float] = durations(
         "segue_fetch_seconds", "Seconds that a decode worker needed to read a request's KV pages."
     )
-    ttft_seconds: deque[float] = durations(
+    ttft_seconds: deque[tuple[float, str]] = durations_of_requests(
         "segue_ttft_seconds",
         "Seconds from the end of a request's head to its first token: body, template and tokenizer are in it.",
         TTFT_SECONDS,
@@ -242,7 +243,7 @@ class RouterCounters:
     pauses_retracted: deque[float] = observed(PAUSE_SECONDS, cause="retracted")
     pauses_no_room: deque[float] = observed(PAUSE_SECONDS, cause="no_room")
     pauses_other: deque[float] = observed(PAUSE_SECONDS, cause="other")
-    request_seconds: deque[float] = durations(
+    request_seconds: deque[tuple[float, str]] = durations_of_requests(
         "segue_request_seconds",
         "Seconds from the end of a request's head to its last token.",
         REQUEST_SECONDS,

@@ -46,8 +46,8 @@ class RouterPages:
         self._live = live
         self._loop = asyncio.get_running_loop()
 
-    async def answer(self, path: str) -> AdminPage:
-        """The page at this path."""
+    async def answer(self, path: str, accept: str) -> AdminPage:
+        """The page at this path, for a client that accepts this."""
         if path.startswith(DEBUG) or self._live.takes(path):
             page = (
                 self._debug(path.removeprefix(DEBUG)) if path.startswith(DEBUG) else self._live.answer(path)
@@ -58,7 +58,7 @@ class RouterPages:
                 return _json(503, error_body(503, "the router's loop does not answer"))
         if path == "/metrics":
             await self._publish_now()
-        return await self._pages(path)
+        return await self._pages(path, accept)
 
     async def _publish_now(self) -> None:
         async def publish() -> None:

@@ -96,6 +96,7 @@ class HistogramMetric(DeclaredMetric):
     """A distribution, of seconds unless its name says otherwise."""
 
     buckets: tuple[float, ...] = SECONDS  # upper bounds, ascending; the last one above them is +Inf
+    has_exemplars: bool = False  # each bucket names the request that it counted last
 
 
 class ShownField(NamedTuple):
@@ -148,6 +149,14 @@ def total(name: str, text: str) -> int:
 def durations(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> deque[float]:
     """Declare measurements in seconds that have a metric of their own."""
     return observed(HistogramMetric(name, text, (), buckets))
+
+
+def durations_of_requests(
+    name: str, text: str, buckets: tuple[float, ...] = SECONDS
+) -> deque[tuple[float, str]]:
+    """Declare measurements in seconds, each with the id of its request; they have a metric of their own."""
+    shown = HistogramMetric(name, text, (), buckets, has_exemplars=True), ()
+    return field(default_factory=lambda: deque(maxlen=OBSERVATIONS_MAX), metadata={_SHOWN_BY: shown})
 
 
 def shown_fields(*classes: type[Any]) -> list[ShownField]:

@@ -66,8 +66,8 @@ class AdminPage:
     stream: AdminStream | None = None  # follows the body
 
 
-# a path without its query → its page; called on the port's thread
-AnswerPath = Callable[[str], Awaitable[AdminPage]]
+# a path without its query, and what the client accepts → its page; called on the port's thread
+AnswerPath = Callable[[str, str], Awaitable[AdminPage]]
 
 _FAILED = AdminPage(500, "text/plain", b"this page failed; the log says where\n")
 _ONLY_READING = AdminPage(405, "text/plain", b"only GET and HEAD\n")
@@ -228,7 +228,9 @@ class _AdminConnection(asyncio.Protocol):
             self._send(refusal, request)
             return
         try:
-            page = await self._port.answer(request.target.partition(b"?")[0].decode("ascii", "replace"))
+            path = request.target.partition(b"?")[0].decode("ascii", "replace")
+            accept = dict(request.headers).get(b"accept", b"").decode("latin-1")
+            page = await self._port.answer(path, accept)
         except Exception as error:
             log.error("admin.failed", **describe_failure(error))
             page = _FAILED

@@ -18,7 +18,7 @@ import msgspec
 from shared.primitives.loop_watch import LoopWatch
 from shared.process import gauges
 from shared.process.admin_port import AdminPage, AnswerPath
-from shared.process.metrics import CONTENT_TYPE, Metrics
+from shared.process.metrics import Metrics
 
 NOTHING_HERE = AdminPage(404, "text/plain", b"there is nothing at this path\n")
 
@@ -75,7 +75,7 @@ def probe_pages(health: Health, metrics: Metrics) -> AnswerPath:
     """Answers of a process whose loop publishes its metrics by itself."""
     metrics.set_at_scrape(gauges.LOOP_TURN_SECONDS, health.seconds_since_turn)
 
-    async def answer(path: str) -> AdminPage:
+    async def answer(path: str, accept: str) -> AdminPage:
         if path == "/livez":
             alive = health.alive()
             return (
@@ -86,7 +86,7 @@ def probe_pages(health: Health, metrics: Metrics) -> AnswerPath:
         if path == "/readyz":
             return AdminPage(200 if health.ready else 503, "application/json", health.report())
         if path == "/metrics":
-            return AdminPage(200, CONTENT_TYPE, metrics.render())
+            return AdminPage(200, *metrics.page(accept), ((b"vary", b"accept"),))
         return NOTHING_HERE
 
     return answer

@@ -1,12 +1,14 @@
 """Shows counters and gauges to Prometheus.
 
 The shell calls `publish` between turns; scrapes, on another thread, read what was last published. Which metric shows
-which field is declared in the counter classes (`metric_fields`); gauges are in `gauges`.
+which field is declared in the counter classes (`metric_fields`); gauges are in `gauges`. A scraper that asks for
+OpenMetrics gets exemplars as well: the id of the request that a bucket has counted last, for `/debug/requests/ID`.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +28,9 @@ from prometheus_client.core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from shared.primitives.errors import InvariantError
@@ -42,6 +46,10 @@ from shared.process import gauges
 from shared.wire.messages import PROTOCOL, Role
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_VERSION = "1.0.0"
+EXEMPLAR_LABEL = "request_id"
+EXEMPLAR_ID_CHARACTERS_MAX = 128 - len(EXEMPLAR_LABEL)  # OpenMetrics allows 128 for names and values together
 
 Series = dict[tuple[str, ...], float]  # label values without the role → value
 
@@ -90,7 +98,7 @@ class Metrics(Collector):
         shown = shown_fields(counter_class)
         for _, metric, label_values in shown:
             if isinstance(metric, HistogramMetric):
-                self._histograms[metric][label_values or ()] = _Buckets(metric.buckets)
+                self._histograms[metric][label_values or ()] = _Buckets(metric)
         self._shown[counter_class] = shown
         return shown
 
@@ -118,8 +126,15 @@ class Metrics(Collector):
                     return series[()].cumulative(), series[()].sum
         return [], 0.0
 
+    def page(self, accept: str = "") -> tuple[str, bytes]:
+        """Content type and text of `/metrics` for a scraper with this `Accept`."""
+        if asks_for_openmetrics(accept):
+            content_type = f"{OPENMETRICS}; version={OPENMETRICS_VERSION}; charset=utf-8"
+            return content_type, bytes(generate_openmetrics(self.registry))  # type: ignore[no-untyped-call]
+        return CONTENT_TYPE, self.render()
+
     def render(self) -> bytes:
-        """The text of `/metrics`."""
+        """The text of `/metrics`, in the format that every scraper reads."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -139,25 +154,54 @@ class Metrics(Collector):
     def _histogram_family(self, metric: HistogramMetric) -> HistogramMetricFamily:
         family = HistogramMetricFamily(metric.name, metric.text, labels=("role", *metric.labels))
         for label_values, buckets in self._histograms[metric].items():
-            family.add_metric((self.role, *label_values), buckets.cumulative(), buckets.sum)
+            family.add_metric((self.role, *label_values), buckets.with_exemplars(), buckets.sum)
         return family
+
+
+def asks_for_openmetrics(accept: str) -> bool:
+    """Whether a scraper takes OpenMetrics, in the version that is spoken here."""
+    for offer in accept.lower().split(","):
+        kind, *parameters = (part.strip() for part in offer.split(";"))
+        given = dict(parameter.partition("=")[::2] for parameter in parameters)
+        if kind == OPENMETRICS and given.get("version", OPENMETRICS_VERSION) == OPENMETRICS_VERSION:
+            return given.get("q") not in ("0", "0.0")
+    return False
 
 
 class _Buckets:
     """One series of a histogram. Counting a measurement costs a search and two additions."""
 
-    def __init__(self, bounds: tuple[float, ...]):
+    def __init__(self, metric: HistogramMetric):
         self.sum = 0.0
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self._bounds = metric.buckets
+        self._has_exemplars = metric.has_exemplars
+        self._counts = [0] * (len(metric.buckets) + 1)
+        self._exemplars: list[Exemplar | None] = [None] * len(self._counts)
 
-    def take(self, measured: deque[float]) -> None:
-        """Count all, and empty `measured`."""
+    def take(self, measured: deque[Any]) -> None:
+        """Count all, and empty `measured`: values, or pairs of one and the id of its request."""
         counts, bounds = self._counts, self._bounds
+        if self._has_exemplars:
+            self._take_of_requests(measured)
         while measured:
             value = measured.popleft()
             counts[bisect_left(bounds, value)] += 1
             self.sum += value
+
+    def _take_of_requests(self, measured: deque[tuple[float, str]]) -> None:
+        now = time.time()
+        while measured:
+            value, rid = measured.popleft()
+            at = bisect_left(self._bounds, value)
+            self._counts[at] += 1
+            self.sum += value
+            if len(rid) <= EXEMPLAR_ID_CHARACTERS_MAX:
+                self._exemplars[at] = Exemplar({EXEMPLAR_LABEL: rid}, value, now)
+
+    def with_exemplars(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """As `cumulative`, with the last request of each bucket that has one."""
+        pairs = zip(self.cumulative(), self._exemplars, strict=True)
+        return [(*each, exemplar) if exemplar else each for each, exemplar in pairs]
 
     def cumulative(self) -> list[tuple[str, float]]:
         """How many were at most each bound."""

@@ -163,6 +163,7 @@ def prometheus(
         program("prometheus"),
         f"--config.file={folder / 'prometheus.yaml'}",
         f"--storage.tsdb.path={folder / 'data'}",
+        "--enable-feature=exemplar-storage",
     ]
     with (folder / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(

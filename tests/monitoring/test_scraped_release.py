@@ -140,6 +140,19 @@ def test_nothing_fires_in_calm_minutes_nor_while_pods_are_replaced_and_prefill_i
     assert watched.prometheus.first_fired(watched.began_at, time.time()) == {}
 
 
+def test_an_exemplar_names_a_request_that_its_router_knows(watched: Watched) -> None:
+    [router] = watched.pods.of_role("router")
+    for histogram in ("segue_ttft_seconds", "segue_request_seconds"):
+        shown = watched.prometheus.ask(
+            "query_exemplars", query=f"{histogram}_bucket", start=watched.began_at, end=time.time()
+        )
+        [series, *_] = shown
+        assert series["seriesLabels"]["pod"] == router.name
+        rid = series["exemplars"][-1]["labels"]["request_id"]
+        found = httpx2.get(f"http://127.0.0.1:{router.admin_port}/debug/requests/{rid}", verify=False)
+        assert found.status_code == 200, found.text
+
+
 def test_each_incident_fires_its_own_alert(watched: Watched) -> None:
     clients, pods = watched.clients, watched.pods
     with watched.incident("SegueStreamsLoseWorkers"), clients.streams(16, tokens=400):

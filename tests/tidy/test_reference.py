@@ -36,7 +36,15 @@ def test_every_counter_class_is_published_and_checked() -> None:
 
 
 def test_counters_are_declared_in_counter_classes_only() -> None:
-    helpers = {"counted", "counted_by", "counted_by_labels", "observed", "total", "durations"}
+    helpers = {
+        "counted",
+        "counted_by",
+        "counted_by_labels",
+        "observed",
+        "total",
+        "durations",
+        "durations_of_requests",
+    }
     using = {
         cls.name
         for f in source_files()

@@ -380,7 +380,7 @@ class RequestTable:
         live.outcome = outcome_word(outcome)
         self.ended.add(live)
         self._counters.requests[live.outcome] += 1
-        self._counters.request_seconds.append(now - live.head_at)
+        self._counters.request_seconds.append((now - live.head_at, live.rid))
         if live.output:
             self._counters.output_sizes.append(len(live.output))
         self._effects.append(RequestEnded(live.rid, outcome))
@@ -414,7 +414,7 @@ class RequestTable:
     def _note_first_token(self, live: LiveRequest, now: float) -> None:
         seconds = now - live.arrived_at
         live.first_token_seconds = now - live.head_at
-        self._counters.ttft_seconds.append(live.first_token_seconds)
+        self._counters.ttft_seconds.append((live.first_token_seconds, live.rid))
         if live.target_seconds:
             self._counters.targets["met" if seconds <= live.target_seconds else "missed"] += 1
         if live.foreseen_seconds:

@@ -67,6 +67,14 @@ LIVE_BOUNDS = (
         place="router.live.endpoint",
     ),
     Bound(
+        "EXEMPLAR_ID_CHARACTERS_MAX",
+        "the bucket names no request",
+        "118 characters for each of 34 buckets, the last request's",
+        "tests/unit/process/test_openmetrics.py"
+        "::test_an_id_that_is_longer_than_openmetrics_allows_is_counted_and_not_named",
+        place="shared.process.metrics",
+    ),
+    Bound(
         "UNREAD_BYTES_MAX",
         "the connection is dropped",
         "512 KiB a stream",

@@ -29,7 +29,7 @@ class AskedPages:
     def __init__(self) -> None:
         self.asked, self.allowed = threading.Event(), asyncio.Event()
 
-    async def answer(self, path: str) -> AdminPage:
+    async def answer(self, path: str, _accept: str) -> AdminPage:
         if path == "/broken":
             raise KeyError("what a client wrote")
         if path == "/slow":

@@ -112,7 +112,7 @@ def test_a_count_by_cause_shows_some_causes_before_they_occur() -> None:
 
 def test_observations_are_taken_once() -> None:
     metrics = Metrics("router")
-    counters = RouterCounters(ttft_seconds=deque([0.25, 0.75]))
+    counters = RouterCounters(ttft_seconds=deque([(0.25, "a"), (0.75, "b")]))
     metrics.publish(counters)
     metrics.publish(counters)
     shown = scrape(metrics)

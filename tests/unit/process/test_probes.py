@@ -83,3 +83,16 @@ def test_metrics_are_served_and_nothing_else(probes: AdminPort) -> None:
     assert status == 200
     assert b'segue_leases{role="decode"} 3.0' in body
     assert get(probes, "/etc/passwd")[0] == 404
+
+
+def test_a_scraper_gets_the_format_that_it_asks_for(probes: AdminPort) -> None:
+    url = f"http://127.0.0.1:{probes.port}/metrics"
+    for accept, kind, end in (
+        ("application/openmetrics-text", "openmetrics-text", b"# EOF\n"),
+        ("*/*", "plain", b"\n"),
+    ):
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"Accept": accept}), timeout=5
+        ) as answer:
+            assert answer.headers.get_content_subtype() == kind
+            assert answer.read().endswith(end)

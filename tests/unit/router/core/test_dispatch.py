@@ -114,7 +114,7 @@ def test_times_are_measured_for_every_stage_and_every_token() -> None:
     world.finished("d0", "r", 3)
     counters = world.core.counters
     assert list(counters.queue_seconds) == [0.0]
-    assert list(counters.ttft_seconds) == [1.0]
+    assert list(counters.ttft_seconds) == [(1.0, "r")]
     assert list(counters.itl_seconds) == [0.25, 0.25]
     assert list(counters.second_token_seconds) == [0.5]
-    assert list(counters.request_seconds) == [1.5]
+    assert list(counters.request_seconds) == [(1.5, "r")]
