@@ -23,11 +23,16 @@ import pytest
 from shared.process.api_keys import key_line, new_key
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
 from tests.integration.deployments.streams import complete
-from tests.integration.deployments.thread_stop import by_turns, process_stopped, stopped
+from tests.integration.deployments.thread_stop import (
+    LINK_STOPPED_SECONDS,
+    by_turns,
+    process_stopped,
+    reader_of_pages,
+    stopped,
+)
 from tests.waiting import until
 
 STOPPED_SECONDS = 0.6
-LINK_STOPPED_SECONDS = 1.5  # a prompt takes a part of it
 WITHOUT_LOCAL = {"localPrefill": "never"}
 
 
@@ -132,19 +137,7 @@ def test_a_throttled_link_is_named() -> None:
     config: RoleConfigs = {"prefill": role, "decode": role, "router": WITHOUT_LOCAL}
     with deployment(config=config) as running:
         (decode,) = running.processes("decode")
-        before = threads_of(decode.pid)
-        running.client.completions.create(model="smollm2", prompt="Once upon a time " * 20, max_tokens=3)
-        (reader,) = threads_of(decode.pid) - before
-        try:
-            with stopped(reader):
-                pass
-        except PermissionError:
-            pytest.skip("this system does not let a test stop a thread")
+        reader = reader_of_pages(running, decode)
         with by_turns(partial(stopped, reader), LINK_STOPPED_SECONDS), clients(running, "none", 4, 20, 4):
             until(lambda: running.live_requests("decoding") >= 1, 60, "reads")
             assert doctor(running)["cause"] == "kv link"
-
-
-def threads_of(pid: int) -> set[int]:
-    """Numbers of a process's threads."""
-    return {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}

@@ -17,10 +17,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.integration.deployments.deployment import RunningProcess
+from tests.integration.deployments.deployment import LocalDeployment, RunningProcess
 from tests.waiting import until
 
 SEIZE, INTERRUPT, DETACH = 0x4206, 0x4207, 17  # requests of ptrace(2)
+LINK_STOPPED_SECONDS = 1.5  # of the thread that reads pages: a prompt takes a part of it
 ALL_KINDS_OF_CHILDREN = 0x40000000  # __WALL of waitpid(2): threads, too
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +77,22 @@ def busiest_thread(pid: int) -> int:
     """The thread that has used the CPU most."""
     threads = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
     return max(threads, key=lambda thread: _cpu_ticks(pid, thread))
+
+
+def reader_of_pages(running: LocalDeployment, decode: RunningProcess) -> int:
+    """The thread that reads pages over TLS: the first read starts it. Skips where no test may stop a thread."""
+    before = _threads(decode.pid)
+    running.client.completions.create(model="smollm2", prompt="Once upon a time " * 20, max_tokens=3)
+    (reader,) = _threads(decode.pid) - before
+    try:
+        with stopped(reader):
+            return reader
+    except PermissionError:
+        pytest.skip("this system does not let a test stop a thread")
+
+
+def _threads(pid: int) -> set[int]:
+    return {int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def _ptrace(request: int, thread: int) -> None:

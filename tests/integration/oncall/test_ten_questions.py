@@ -18,7 +18,14 @@ import pytest
 
 from shared.process.api_keys import key_line, new_key
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
-from tests.integration.deployments.thread_stop import by_turns, process_stopped, stop_computing
+from tests.integration.deployments.thread_stop import (
+    LINK_STOPPED_SECONDS,
+    by_turns,
+    process_stopped,
+    reader_of_pages,
+    stop_computing,
+    stopped,
+)
 from tests.integration.oncall.watched import Watched, questions, watched
 from tests.waiting import until
 
@@ -186,6 +193,33 @@ def test_a_roll_loses_nothing_and_a_killed_worker_is_told_by_its_cause(watch: Wa
         watch.says(9, lambda said: [*said] == [("lost_decode",)])
         until(running.all_linked, 60, "the return of the other one")
         watch.quiet(2, 6)
+
+
+def test_a_throttled_kv_link_is_found_by_what_its_fetches_take() -> None:
+    role = {"kvPages": 1200, "kvTransport": "tls"}
+    config: RoleConfigs = {"prefill": role, "decode": role, "router": {"localPrefill": "never"}}
+    ending = threading.Event()
+
+    def ask(number: int) -> None:
+        while not ending.is_set():
+            prompt = f"{number} " + "once upon a time " * 5
+            running.client.completions.create(model="smollm2", prompt=prompt, max_tokens=4)
+
+    with deployment(config=config) as running, watched(running) as watch, ThreadPoolExecutor(3) as clients:
+        (decode,) = running.processes("decode")
+        reader = reader_of_pages(running, decode)
+        asking = [clients.submit(ask, number) for number in range(3)]
+        try:
+            until(lambda: running.total("router", "segue_second_token_seconds_count") > 9, 60, "hand-overs")
+            watch.becomes_quiet(*SUSPECTS)
+            with by_turns(partial(stopped, reader), LINK_STOPPED_SECONDS):
+                watch.says(2, lambda said: [*said] == [()])
+                watch.quiet(1, 4, 5, 6, 9, 10)
+            watch.becomes_quiet(2)
+        finally:
+            ending.set()
+        for each in asking:
+            each.result(60)
 
 
 def test_a_worker_whose_device_hangs_is_found_with_the_requests_that_wait_for_it() -> None:
