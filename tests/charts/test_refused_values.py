@@ -181,6 +181,8 @@ CONTRADICTIONS = {
     f"qos=guaranteed,{WHOLE},decode.extraContainers[0].name=x": "container x of decode.extraContainers has no limits",
     "roll=inPlace,decode.replicas=2,prefill.strategy.type=Recreate": "and so does prefill.strategy: leave one",
     "roll=inPlace": "roll is inPlace and decode.replicas is 1, so streams have nowhere to go",
+    "decode.resources.requests.memory=3Gi": "requests.memory is 3Gi and limits.memory is 2Gi, which Kubernetes refuses",
+    "router.serviceAccount.name=a,worker.serviceAccount.name=a": "are both a, but workers may not ask the API server",
     "keys=null": "keys is not there: .* --reset-then-reuse-values",
     "modelSource.cache=null": "modelSource.cache is not there",
     "rbac.create=false": "name the account",
@@ -318,4 +320,4 @@ def test_the_routers_memory_is_twice_what_its_requests_may_take(memory: str, ref
     """The default of `router_bytes_max` is known to the chart, too, and so is each way to write a size."""
     assert RouterConfig().router_bytes_max * 2 == 536870912
     with pytest.raises(RefusedError, match="routerBytesMax") if refused else contextlib.nullcontext():
-        manifest(None, f"router.resources.limits.memory={memory}")
+        manifest(None, *(f"router.resources.{side}.memory={memory}" for side in ("requests", "limits")))

@@ -7,6 +7,7 @@
 {{- include "segue.refuseTimes" . -}}
 {{- include "segue.refuseRoll" . -}}
 {{- include "segue.refuseBodies" . -}}
+{{- include "segue.refuseRequests" . -}}
 {{- if and .Values.image.digest (ne .Values.router.image.repository .Values.worker.image.repository) (not (and .Values.router.image.digest .Values.worker.image.digest)) -}}
 {{- fail "image.digest names one image, but router.image.repository and worker.image.repository are two: set router.image.digest and worker.image.digest" -}}
 {{- end -}}
@@ -55,6 +56,10 @@
 {{- fail (printf "%s.extraEnv sets %s: settings of Segue belong into %s.config, or are values of this chart" $role .name $role) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- $account := include "segue.serviceAccount" (list . "router") -}}
+{{- if and .Values.router.serviceAccount.create .Values.worker.serviceAccount.create (eq $account (include "segue.serviceAccount" (list . "worker"))) -}}
+{{- fail (printf "router.serviceAccount.name and worker.serviceAccount.name are both %s, but workers may not ask the API server, as routers may: give two names" $account) -}}
 {{- end -}}
 {{- if and (not .Values.rbac.create) (not .Values.router.serviceAccount.name) -}}
 {{- fail "rbac.create is false, and router.serviceAccount.name is empty: name the account that you have allowed to list and watch endpointslices" -}}
@@ -242,6 +247,17 @@
 {{- range $source.extraEnv -}}
 {{- if hasPrefix "SEGUE_" .name -}}
 {{- fail (printf "modelSource.extraEnv sets %s: what fetches a model takes no settings by variables" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What the API server would refuse after half of the release is there. */}}
+{{- define "segue.refuseRequests" -}}
+{{- range $role := list "router" "prefill" "decode" -}}
+{{- $resources := default dict (index $.Values $role).resources -}}
+{{- $asked := dig "requests" "memory" "" $resources -}}{{- $most := dig "limits" "memory" "" $resources -}}
+{{- if and $asked $most (gt (include "segue.bytes" $asked | float64) (include "segue.bytes" $most | float64)) -}}
+{{- fail (printf "%s.resources.requests.memory is %v and limits.memory is %v, which Kubernetes refuses: raise the limit, too" $role $asked $most) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
