@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import subprocess
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,22 @@ class Cluster:
     def now(self, pod: ClusterPod) -> ClusterPod | None:
         """This very pod as it is now; None if it is gone."""
         return next((each for each in self.pods(pod.component) if each.uid == pod.uid), None)
+
+    def evict(self, name: str) -> str:
+        """Ask for a pod's eviction; empty where it is granted or the pod is gone, else why not."""
+        core = json.loads(self.kubectl("get", "--raw", "/api/v1"))
+        [kind] = [each for each in core["resources"] if each["name"] == "pods/eviction"]
+        asked = {
+            "apiVersion": f"{kind['group']}/{kind['version']}",
+            "kind": kind["kind"],
+            "metadata": {"name": name, "namespace": self.namespace},
+        }
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(asked, file)
+            file.flush()
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{name}/eviction"
+            answer = self.try_kubectl("create", "--raw", path, "-f", file.name)
+        return "" if '"status":"Success"' in answer.replace(" ", "") or "NotFound" in answer else answer
 
     def describe_to(self, folder: Path) -> None:
         """Leave what a reader of a failure wants to see: pods, events, descriptions, logs."""

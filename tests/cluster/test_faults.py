@@ -20,8 +20,8 @@ import pytest
 from tests.cluster import node
 from tests.cluster.conftest import LATER, LONG, LONGEST, NOTES, STREAMS, Faulted
 from tests.cluster.kubernetes import ClusterPod
-from tests.cluster.load import STREAMS_AT_FAULT_MIN, Plan, run_streams
-from tests.cluster.release import HelmRelease
+from tests.cluster.load import LOOK_SECONDS_MAX, STREAMS_AT_FAULT_MIN, Plan, run_streams
+from tests.cluster.release import COMPONENTS, HelmRelease
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(600, func_only=True)  # the first one's set-up starts a cluster
@@ -228,6 +228,38 @@ def test_a_decode_pod_freezes_and_thaws(release: HelmRelease, faulted: Faulted) 
     release.wait_for("decode", 2)
     release.scale("decode", 1)
     release.wait_for("decode", 1)
+
+
+@pytest.mark.usefixtures("two_decode_pods")
+def test_a_node_is_drained_by_evictions(release: HelmRelease, faulted: Faulted) -> None:
+    """As `kubectl drain` asks: for every pod, and again where its budget has none to give until another is ready.
+
+    There is one node, so it takes pods meanwhile.
+    """
+    release.scale("router", 2)
+    release.wait_for("router", 2)
+    before = release.cluster.pods()
+    leaving, refused = {pod.name for pod in before}, set[str]()
+
+    def drain() -> None:
+        until(asked_of_all, 240, "the eviction of all pods", LOOK_SECONDS_MAX)
+
+    def asked_of_all() -> bool:
+        for name in sorted(leaving):
+            answer = release.cluster.evict(name)
+            (leaving.discard if not answer else refused.add)(name)
+            assert "disruption budget" in answer or not answer, answer
+        return not leaving
+
+    gone = lambda: len(before) - len(leaving) >= len(COMPONENTS)  # noqa: E731
+    faulted("all pods evicted, two by two", drain, tokens=LONGEST, struck=gone)
+    assert {pod.component for pod in before if pod.name in refused} >= {"router", "decode"}
+    assert not {pod.uid for pod in before} & {
+        pod.uid for pod in release.cluster.pods() if not pod.terminating
+    }
+    release.scale("router", 1)
+    for component, count in (("router", 1), ("prefill", 1), ("decode", 2)):
+        release.wait_for(component, count)
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
