@@ -1,10 +1,11 @@
-"""Ways to the routers from outside of the cluster: an Ingress, and an HTTPRoute. Both are off by default."""
+"""Ways to the routers from outside of the cluster: an Ingress, an HTTPRoute, an InferencePool; off by default."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.charts.kubernetes_schemas import complaints, versions
 from tests.charts.rendering import RefusedError, manifest, objects, of_kind
@@ -87,3 +88,58 @@ def test_an_edge_that_nobody_could_use_or_that_opens_metrics_is_refused(
 ) -> None:
     with pytest.raises(RefusedError, match=sentence):
         manifest(None, *sets)
+
+
+# What version v1 of the InferencePool's CRD admits below `spec` (Gateway API Inference Extension, 2026-08). Unknown
+# fields are refused here: the API server would drop them without a word.
+LABEL_VALUE = {"type": "string", "maxLength": 63, "pattern": "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"}
+PORT = {
+    "type": "object",
+    "required": ["number"],
+    "properties": {"number": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "additionalProperties": False,
+}
+SELECTOR = {
+    "type": "object",
+    "required": ["matchLabels"],
+    "properties": {
+        "matchLabels": {"minProperties": 1, "maxProperties": 64, "additionalProperties": LABEL_VALUE}
+    },
+    "additionalProperties": False,
+}
+PICKER = {
+    "type": "object",
+    "required": ["name", "port"],  # the port, since it is a Service
+    "properties": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 253},
+        "port": PORT,
+        "failureMode": {"enum": ["FailOpen", "FailClose"]},
+    },
+    "additionalProperties": False,
+}
+POOL = {
+    "type": "object",
+    "required": ["selector", "targetPorts", "endpointPickerRef"],
+    "properties": {
+        "selector": SELECTOR,
+        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": PORT},
+        "endpointPickerRef": PICKER,
+    },
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("port", ["", "9999"])
+def test_a_pool_is_what_its_crd_admits(port: str) -> None:
+    sets = ["inferencePool.enabled=true", "inferencePool.endpointPicker.name=picker", METRICS, ADMITTED]
+    sets += [f"inferencePool.endpointPicker.port={port}"] if port else []
+    pool = the_only("InferencePool", *sets)
+    assert pool["apiVersion"] == "inference.networking.k8s.io/v1"
+    admitted = Draft202012Validator(POOL)
+    assert [error.message for error in admitted.iter_errors(pool["spec"])] == []
+    for wrong in (
+        pool["spec"] | {"extensionRef": {"name": "picker"}},  # of the versions before
+        pool["spec"] | {"targetPorts": [{"number": "8000"}]},
+        pool["spec"] | {"endpointPickerRef": {"name": "picker"}},
+    ):
+        assert not admitted.is_valid(wrong)
