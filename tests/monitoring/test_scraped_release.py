@@ -25,11 +25,12 @@ import pytest
 from shared.links.keys import parse_keys
 from shared.process.api_keys import key_line, new_key
 from tests.integration.links.watched_links import stranger
+from tests.integration.routers.slice_server import ServedPod
 from tests.link_keys import new_keys
 from tests.metric_pages import samples_of
 from tests.monitoring.clients import Clients
 from tests.monitoring.dashboard import dashboard
-from tests.monitoring.pods import Pods, RunningPod, release
+from tests.monitoring.pods import Pods, RunningPod, free_ports, release
 from tests.monitoring.prometheus import Prometheus, prometheus
 from tests.monitoring.rendered import pod_monitor
 from tests.waiting import comes_true, until
@@ -179,6 +180,11 @@ def test_each_incident_fires_its_own_alert(watched: Watched) -> None:
         watched.start("decode", "decode")
         assert [each.result() for each in held] == [200] * 3
     watched.until_linked(3)
+    [nobodys_port] = free_ports(1)
+    with watched.incident("SegueWorkersUnlinked"):
+        # Ready, and behind a policy that lets no router in
+        pods.server.put(ServedPod("segue-decode-out", "decode", "127.0.0.1", nobodys_port, release="segue"))
+    pods.server.remove("segue-decode-out")
     [router] = pods.of_role("router")
     with watched.incident("SegueNoRouterReady"):
         watched.delete(router, signal.SIGKILL)
