@@ -12,13 +12,12 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
-import pytest
 
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import PageMemory
+from shared.transfer.memory import WHOLE_PAGES, PageMemory, PageSlices
 from shared.transfer.protocol import (
     FetchEnded,
     Fetcher,
@@ -27,7 +26,7 @@ from shared.transfer.protocol import (
     FetchLanded,
     FetchStale,
 )
-from shared.wire.baton import Baton, Holder, HolderRank
+from shared.wire.baton import Baton, Holder
 
 PAGES = 512
 LEASES = 8
@@ -61,10 +60,10 @@ class Clock:
 class PageBuffer:
     """Real page memory, a byte for each page to recognize it by, and a known page behind them."""
 
-    def __init__(self, pages: int = PAGES, page_bytes: int = PAGE_BYTES):
+    def __init__(self, pages: int = PAGES, page_bytes: int = PAGE_BYTES, slices: PageSlices = WHOLE_PAGES):
         self.map = mmap.mmap(-1, (pages + 1) * page_bytes)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        self.memory = PageMemory(address, page_bytes, pages, known_pages=1)
+        self.memory = PageMemory(address, page_bytes, pages, known_pages=1, slices=slices)
 
     def fill(self, page: int, byte: int) -> None:
         size = self.memory.page_bytes
@@ -209,14 +208,6 @@ class FetcherContract:
             world.reader.start(1, baton, 0, [0])
             formats = f"KV format '{other}' of {source.holder.name} is not this worker's '{world.kv_format}'"
             self.expect_refusal(world, formats)
-
-    @pytest.mark.parametrize("of_more", [{"slices": 4}, {"ranks": (HolderRank("h-1", b"", 0, 4, 4),)}])
-    def test_pages_on_several_gpus_are_refused(self, world: FetchWorld, of_more: dict[str, Any]) -> None:
-        source = world.make_holder()
-        baton = world.baton(source, (5,))
-        split = msgspec.structs.replace(source.holder, **of_more)
-        world.reader.start(1, msgspec.structs.replace(baton, holder=split), 0, [0])
-        self.expect_refusal(world, "GPUs")
 
     def test_pages_that_the_baton_does_not_name_are_refused(self, world: FetchWorld) -> None:
         source = world.make_holder()

@@ -43,6 +43,8 @@ def unsound_baton(baton: Baton, page_size: int) -> str:
     if holder.page_bytes <= 0 or min(holder.pages_address, holder.words_address, holder.device_id) < 0:
         return "the baton's holder has no memory"
     last_page = max(*pages, holder.known_page, 0, 0) + 1
-    if max(holder.pages_address + last_page * holder.page_bytes, holder.words_address) >= ADDRESS_MAX:
+    slice_bytes = holder.page_bytes // max(1, holder.slices)
+    ends = [rank.pages_address + last_page * rank.slices * slice_bytes for rank in holder.ranks]
+    if max(holder.pages_address + last_page * holder.page_bytes, holder.words_address, *ends) >= ADDRESS_MAX:
         return "the baton names memory beyond any address"
     return ""

@@ -1,7 +1,7 @@
 """The life of a fetch: check the peer, read the pages, then the lease word; after a failure, wait for proof of the end.
 
-Knows nothing of NIXL: it drives a `Reader`, which posts one-sided reads and reports their state. Every transfer is this
-class around a reader of its own, so a scheduler sees the same behaviour from all of them.
+Knows nothing of NIXL: it drives a `WorkerReader`, whose ranks post one-sided reads and report their state. Every
+transfer is this class around readers of its own, so a scheduler sees the same behaviour from all of them.
 
 **Only DONE proves that a read has ended.** Over UCX, bytes were seen to land after a read was released and after the
 peer was removed (docs/decisions/0001-nixl-over-ucx.md). So a read that is not done is never released and its peer
@@ -10,8 +10,26 @@ fetches go to a fresh reader, and the old one is closed once its healthy reads a
 endpoints and its threads; nothing lands after that. It is the fence, and it harms no other fetch. A device that copies
 on its own outlives a reader: for VRAM closing is followed by `PageAccess.fence`, which waits for the device.
 
-The first fetch from a peer reads the peer's known page into its own first target page and compares the bytes. The
-pages of the request overwrite it. So the check is one more read of the fetch, under the fetch's own bounds.
+**One lease word proves the pages of all ranks.** A worker of several ranks (GPUs) has one pool of page numbers: a lease
+locks a number on all of them, and its word is rank 0's. Each rank here reads its slices from the ranks that have them;
+the word is read when the reads of all have ended:
+
+    holder   rank 0   word = nonce ──────────────────────────────── word = 0 ── unlock ── plan a step ── order it
+             others        the pages stay as they are, on every rank                                        └ rewrite
+    reader   ranks             read … DONE   read … DONE   (all of them)
+             rank 0                                         └─► read word == nonce
+
+A rank's bytes can change only by a step that was ordered after the word was cleared. If the word still was the nonce
+when it was read, it had not been cleared then, so no such step had been ordered when the last of the reads ended: all
+were over the lease's pages as they were leased. It rests on two orders, which each side keeps by itself: the holder
+clears before it unlocks, and orders its ranks after that; the reader asks for the word after it *knows* that every
+rank's reads have ended. A word for each rank would prove no more, and several words can disagree. A holder that asks
+whether a lease lives (`tls`) may answer at one rank a moment later than at another: so where any rank left out bytes,
+the fetch is stale whatever the word says.
+
+The first fetch from a peer reads the peer's known page into its own first target page and compares the bytes, each rank
+from each of its sources. The pages of the request overwrite it. So the check is one more read of the fetch, under the
+fetch's own bounds.
 
 Pages are read in batches. Where the transport copies within the post (shared memory), a long prompt would otherwise
 hold up the worker's loop, and with it every stream: when a turn has spent its time on posting, the rest waits for the
@@ -25,6 +43,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 
@@ -34,16 +53,9 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
-from shared.transfer.reader import (
-    SPANS_MAX,
-    Begin,
-    NotPostedError,
-    Reader,
-    ReadState,
-    Span,
-    make_here,
-    page_spans,
-)
+from shared.transfer.rank_reader import Begin, ReadHandle, WorkerReader, make_here
+from shared.transfer.reader import ENDED, SPANS_MAX, NotPostedError, ReadState
+from shared.transfer.slices import SlicePart, parts_of, ranks_of, refusal
 from shared.wire.baton import Baton, Holder
 
 RETIRE_AGAIN_SECONDS = 1.0  # between two attempts to make a reader: all ports may be taken for a while
@@ -122,22 +134,33 @@ FETCH_STATES = StateTable[FetchState, ReadEvent](
 # ---- the life -------------------------------------------------------------------------------------------------------
 
 
+class _Batch(NamedTuple):
+    """One read of pages: of the holder's `sources`, into the own `targets`."""
+
+    part: SlicePart
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
 @dataclass(slots=True)
 class _Fetch:
     fetch_id: int
     baton: Baton
     into: Sequence[int]
-    reader: Reader
+    reader: WorkerReader
+    parts: tuple[SlicePart, ...]
     slot: int
     started: float
     posted: float  # when it last got time of a turn
-    unread: list[list[Span]]  # batches not yet posted, the next one last
+    unread: list[_Batch]  # not yet posted, the next one last
     state: FetchState = FETCH_STATES.start
-    reads: list[int] = field(default_factory=list)  # handles of those posted
+    reads: list[ReadHandle] = field(default_factory=list)  # those posted
     pages_started: float = 0.0  # when the first batch could be posted
     progressed: float = 0.0  # since when its peer is waited for: the last read DONE, or posted with no other
     given_up: float = 0.0
     broken: bool = False  # its read FAILED: only the fence can end it
+    wrong: bool = False  # a known page came with other bytes
+    left_out: bool = False  # a rank of the holder found the lease ended, and gave no bytes
 
     @property
     def holder(self) -> Holder:
@@ -167,21 +190,22 @@ class Fetches:
         own: Holder,
         pages: PageMemory,
         kv_format: str,
-        make_reader: Callable[[], Reader],
+        make_reader: Callable[[], WorkerReader],
         limits: FetchLimits,
         clock: Callable[[], float],
         counters: KvCounters,
         begin: Begin = make_here,
     ):
-        self._pages = pages
+        self._own = own
+        self._page_bytes = sum(rank.page_bytes for rank in ranks_of(own))  # of all ranks
         self._kv_format = kv_format
         self._make_reader = make_reader
         self._begin = begin
-        self._next: Future[Reader] | None = None  # being made
+        self._next: Future[WorkerReader] | None = None  # being made
         self._limits = limits
         self._clock = clock
         self._reader = make_reader()
-        self._retiring: Reader | None = None
+        self._retiring: WorkerReader | None = None
         self._retire_again_at = -math.inf
         self._fetches: dict[int, _Fetch] = {}
         self._slots = list(range(limits.fetches_max))
@@ -203,8 +227,9 @@ class Fetches:
         if reason := self._refusal(baton, start_page, into):
             self._events.append(FetchFailed(fetch_id, reason, ended=True))
             return
-        now, batches = self._clock(), self._read_batches(baton, start_page, into)
-        fetch = _Fetch(fetch_id, baton, into, self._reader, self._slots.pop(), now, now, batches)
+        now, parts = self._clock(), parts_of(self._own, baton.holder)
+        batches = self._read_batches(parts, baton.pages[start_page : start_page + len(into)], into)
+        fetch = _Fetch(fetch_id, baton, into, self._reader, parts, self._slots.pop(), now, now, batches)
         self._fetches[fetch_id] = fetch
         self.kv_links.note_use(fetch.holder)
         if into and self.kv_links.needs_check(fetch.holder):
@@ -239,7 +264,6 @@ class Fetches:
             self._retiring.close()
         if self._next and self._next.exception() is None:
             self._next.result().close()
-        self._pages.access.fence()
 
     # ---- before the first read ---------------------------------------------------------------------------------
 
@@ -247,12 +271,8 @@ class Fetches:
         holder = baton.holder
         if baton.kv_format != self._kv_format:
             return f"KV format {baton.kv_format!r} of {holder.name} is not this worker's {self._kv_format!r}"
-        if holder.page_bytes != self._pages.page_bytes:
-            return (
-                f"{holder.name} has pages of {holder.page_bytes} bytes, this worker {self._pages.page_bytes}"
-            )
-        if holder.slices or holder.ranks:
-            return f"{holder.name} has its pages on {1 + len(holder.ranks)} GPUs, and this version reads from one"
+        if reason := refusal(self._own, holder):
+            return reason
         if start_page + len(into) > len(baton.pages):
             return f"the baton has {len(baton.pages)} pages, fewer than {start_page + len(into)}"
         if not self._slots:
@@ -262,28 +282,29 @@ class Fetches:
             return f"a read from {holder.name} has not ended yet"
         return self.kv_links.refusal(holder)
 
-    def _read_batches(self, baton: Baton, start_page: int, into: Sequence[int]) -> list[list[Span]]:
-        count = max(1, min(SPANS_MAX, self._limits.read_batch_bytes // self._pages.page_bytes))
-        starts = reversed(range(0, len(into), count))
+    def _read_batches(
+        self, parts: Sequence[SlicePart], sources: Sequence[int], into: Sequence[int]
+    ) -> list[_Batch]:
+        """All parts of some pages, then those of the next ones: so all ranks read at the same time."""
+        largest = max(part.size_bytes for part in parts)
+        count = max(1, min(SPANS_MAX, self._limits.read_batch_bytes // largest))
         return [
-            page_spans(baton, start_page + start, into[start : start + count], self._pages)
-            for start in starts
+            _Batch(part, sources[start : start + count], into[start : start + count])
+            for start in reversed(range(0, len(into), count))
+            for part in reversed(parts)
         ]
 
     def _read_known_page(self, fetch: _Fetch) -> None:
         """Read it into the first target page: nothing else uses that page before the fetch has ended."""
-        holder, target, size = fetch.holder, fetch.into[0], self._pages.page_bytes
-        self._pages.clear(target)
-        span = Span(holder.pages_address + holder.known_page * size, self._pages.address_of(target), size)
-        self._post(fetch, partial(fetch.reader.read_pages, fetch.baton, [span]))
-        if fetch.reads:
-            self._poll_reads(fetch)  # where the transport copies within the post, the page is there already
+        for part in fetch.parts:
+            self._post(fetch, partial(fetch.reader.read_known_page, fetch.baton, part, fetch.into[0]))
+            if fetch.state is not FetchState.CHECKING_PEER:
+                return
+        self._poll_reads(fetch)  # where the transport copies within the post, the page is there already
 
     def _check_known_page(self, fetch: _Fetch) -> None:
         holder = fetch.holder
-        self._pages.access.settle()
-        right = self._pages.holds_known_bytes(fetch.into[0])
-        self.kv_links.note_check(holder, fetch.reader.new_transport(), right_bytes=right)
+        self.kv_links.note_check(holder, fetch.reader.new_transport(), right_bytes=not fetch.wrong)
         if reason := self.kv_links.refusal(holder):
             self._refuse(fetch, reason)
         else:
@@ -317,8 +338,10 @@ class Fetches:
             self._read_next_batch(fetch)
 
     def _read_next_batch(self, fetch: _Fetch) -> None:
-        spans = fetch.unread.pop()
-        self._post(fetch, partial(fetch.reader.read_pages, fetch.baton, spans))
+        batch = fetch.unread.pop()
+        self._post(
+            fetch, partial(fetch.reader.read_pages, fetch.baton, batch.part, batch.sources, batch.targets)
+        )
         if fetch.unread and fetch.reader.state(fetch.reads[-1]) is ReadState.FAILED:
             fetch.unread.clear()  # its peer is asked for nothing more; the next poll gives it up
 
@@ -326,7 +349,7 @@ class Fetches:
         fetch.advance(ReadEvent.PAGES_DONE)
         self._post(fetch, partial(fetch.reader.read_word, fetch.baton, fetch.slot))
 
-    def _post(self, fetch: _Fetch, post: Callable[[], int]) -> None:
+    def _post(self, fetch: _Fetch, post: Callable[[], ReadHandle]) -> None:
         fetch.posted = self._clock()
         if not fetch.reads:
             fetch.progressed = fetch.posted
@@ -350,10 +373,12 @@ class Fetches:
             return
         states = {handle: fetch.reader.state(handle) for handle in fetch.reads}
         for handle, state in states.items():
-            if state is ReadState.DONE:
+            if state in ENDED:
                 fetch.reader.release(handle)
                 fetch.reads.remove(handle)
                 fetch.progressed = self._clock()
+                fetch.wrong |= state is ReadState.WRONG
+                fetch.left_out |= state is ReadState.GONE
         if ReadState.FAILED in states.values():
             fetch.broken = True
             self._give_up(fetch, ReadEvent.READ_FAILED)
@@ -379,19 +404,19 @@ class Fetches:
     # ---- the end of a fetch ------------------------------------------------------------------------------------
 
     def _check_lease_word(self, fetch: _Fetch) -> None:
-        held = fetch.reader.word(fetch.slot) == fetch.baton.nonce
+        held = fetch.reader.word(fetch.slot) == fetch.baton.nonce and not fetch.left_out
         fetch.advance(ReadEvent.WORD_HELD if held else ReadEvent.WORD_GONE)
         self._forget(fetch)
         if not held:
             self._events.append(FetchStale(fetch.fetch_id))
             return
-        self._pages.access.settle()
+        fetch.reader.settle()
         seconds = max(self._clock() - fetch.started, 1e-9)
         link = self.kv_links.link(fetch.holder)
         self._events.append(FetchLanded(fetch.fetch_id, self._bytes_of(fetch), seconds, link))
 
     def _bytes_of(self, fetch: _Fetch) -> int:
-        return len(fetch.into) * self._pages.page_bytes
+        return len(fetch.into) * self._page_bytes
 
     def _refuse(self, fetch: _Fetch, reason: str) -> None:
         """Nothing of it is under way."""
@@ -430,7 +455,6 @@ class Fetches:
         left = [fetch for fetch in self._fetches.values() if fetch.reader is retiring]
         if all(fetch.state is FetchState.GIVEN_UP for fetch in left):
             retiring.close()
-            self._pages.access.fence()
             self._retiring = None
             self.readers_fenced += 1
             log.warning("transfer.reader_fenced", peers=sorted({fetch.holder.name for fetch in left}))

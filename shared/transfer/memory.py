@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 WORD_BYTES = 8
+RANKS_MAX = 16  # of a worker that is read: GPUs of a node
 KNOWN_BYTES = bytes(range(1, 252))  # repeated; their number is prime, so a shifted page does not look right
 
 
@@ -76,10 +77,28 @@ HOST_ACCESS = HostAccess()
 
 
 @dataclass(frozen=True, slots=True)
-class PageMemory:
-    """One span of memory with all KV pages of a worker; page i begins at `address + i * page_bytes`.
+class PageSlices:
+    """Which slices of each page lie in a memory, of how many (see `slices`); none of none: pages are not cut."""
 
-    Behind those of the pool there may be one more, the known page, by which peers check their reads (`kv_links`).
+    first: int = 0
+    count: int = 0
+    total: int = 0
+
+    @property
+    def peer_ranks_max(self) -> int:
+        """How many ranks of one peer read these slices at most, and are read for them."""
+        return max(1, -(-RANKS_MAX * self.count // max(1, self.total)))
+
+
+WHOLE_PAGES = PageSlices()
+
+
+@dataclass(frozen=True, slots=True)
+class PageMemory:
+    """One span of memory with all KV pages of a rank; page i begins at `address + i * page_bytes`.
+
+    Behind those of the pool there may be one more, the known page, by which peers check their reads (`kv_links`). All
+    ranks of a worker have their slices of one pattern there, so that any cut of a peer's compares with any other.
     """
 
     address: int
@@ -89,6 +108,7 @@ class PageMemory:
     memory: str = "DRAM"  # DRAM or VRAM
     known_pages: int = 0  # 0 or 1
     access: PageAccess = HOST_ACCESS
+    slices: PageSlices = WHOLE_PAGES
 
     @property
     def size_bytes(self) -> int:
@@ -96,7 +116,7 @@ class PageMemory:
 
     @property
     def known_page(self) -> int:
-        """The page that holds the same bytes in every worker; -1: there is none."""
+        """The page that holds the same bytes in every worker, or its slices of them; -1: there is none."""
         return self.pages if self.known_pages else -1
 
     def address_of(self, page: int) -> int:
@@ -105,20 +125,24 @@ class PageMemory:
 
     def write_known_bytes(self, page: int) -> None:
         """Make it a known page."""
-        self.access.write(self.address_of(page), self._known_bytes())
+        self.access.write(self.address_of(page), self._known_bytes(range(self.page_bytes)))
 
-    def clear(self, page: int) -> None:
-        """Zero the page."""
-        self.access.write(self.address_of(page), bytes(self.page_bytes))
+    def clear(self, page: int, part: range | None = None) -> None:
+        """Zero the page, or a part of its bytes."""
+        part = part or range(self.page_bytes)
+        self.access.write(self.address_of(page) + part.start, bytes(len(part)))
 
-    def holds_known_bytes(self, page: int) -> bool:
-        """Whether the page has the bytes of a known page."""
-        content = self.access.buffer(self.page_bytes)
-        self.access.read(self.address_of(page), content)
-        return content == self._known_bytes()
+    def holds_known_bytes(self, page: int, part: range | None = None) -> bool:
+        """Whether the page, or a part of its bytes, is that of a known page."""
+        part = part or range(self.page_bytes)
+        content = self.access.buffer(len(part))
+        self.access.read(self.address_of(page) + part.start, content)
+        return content == self._known_bytes(part)
 
-    def _known_bytes(self) -> bytes:
-        return (KNOWN_BYTES * (self.page_bytes // len(KNOWN_BYTES) + 1))[: self.page_bytes]
+    def _known_bytes(self, part: range) -> bytes:
+        first = self.slices.first * (self.page_bytes // max(1, self.slices.count))
+        begin = (first + part.start) % len(KNOWN_BYTES)
+        return (KNOWN_BYTES * (len(part) // len(KNOWN_BYTES) + 2))[begin : begin + len(part)]
 
 
 def view_of(address: int, size_bytes: int) -> memoryview:

@@ -22,13 +22,15 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+import msgspec
+
 from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
 from shared.transfer.transfer import describe_holder
 from shared.transfer.ucx import TransportLog, configure_ucx
-from shared.wire.baton import Baton, Holder, HolderIdentity, agent_name
+from shared.wire.baton import Baton, Holder, HolderIdentity
 
 PROGRESS_PAUSE_MICROSECONDS = 100_000  # how long an idle progress thread sleeps at most; messages wake it
 
@@ -99,6 +101,7 @@ class NixlReader:
         self._pages = pages
         target = (pages.memory, pages.address, pages.size_bytes, pages.device_id)
         self._agent = _Agent(nixl, name, [target, ("DRAM", self._words.address, self._words.size_bytes, 0)])
+        self._peers_max = PEERS_MAX * pages.slices.peer_ranks_max
         self._peers: dict[str, _NixlPeer] = {}  # by agent name, as NIXL has them; least recently used first
         self._reads: dict[int, str] = {}
         self._broken: set[int] = set()
@@ -172,9 +175,9 @@ class NixlReader:
     def _connect_if_needed(self, holder: Holder) -> None:
         """Load the peer's metadata into the agent; above `PEERS_MAX` peers remove the least recently used idle one.
 
-        NIXL knows peers by the name of the agent alone, so that name must be the holder's own.
+        NIXL knows peers by the name of the agent alone, so that name must be the holder's own, or one of its ranks'.
         """
-        if not holder.has_own_agent:
+        if not holder.has_agent_of_a_rank:
             raise NotPostedError(f"{holder.name} names the agent {holder.agent!r}, which is not its own")
         peer = self._peers.pop(holder.agent, None)
         if peer is None:
@@ -191,7 +194,7 @@ class NixlReader:
             for name, other in self._peers.items()
             if not other.reads_outstanding and name != holder.agent
         ]
-        if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never removed
+        if len(self._peers) > self._peers_max and idle:  # one with a read under way is never removed
             del self._peers[idle[0]]
             self._agent.agent.invalidateRemoteMD(idle[0])
 
@@ -200,7 +203,8 @@ class NixlOffer:
     """Offers this worker's pages and lease words over NIXL. Implements `Offer`.
 
     `interface` and `ports` say where UCX may listen ("lo", "20000-20999"); empty leaves it to UCX. `devices` are those
-    of RDMA ("mlx5_0:1"). `TransferError` when NIXL is not there or refuses the memory.
+    of RDMA ("mlx5_0:1"). Of a worker of several ranks, 0 alone offers words; others have an agent and pages.
+    `TransferError` when NIXL is not there or refuses the memory.
     """
 
     def __init__(
@@ -214,21 +218,22 @@ class NixlOffer:
         ports: str,
         tcp: bool,
         devices: Sequence[str] = (),
+        rank: int = 0,
     ):
         configure_ucx(interface, ports, tcp=tcp, devices=devices)
         self._nixl = load_nixl()
-        self._name = agent_name(uid, epoch)
         self._generation = 0
         self._pages = pages
         self.counters = KvCounters()
         self.words = WordTable(lease_count)
-        memory = [
-            (pages.memory, pages.address, pages.size_bytes, pages.device_id),
-            ("DRAM", self.words.address, self.words.size_bytes, 0),
-        ]
+        words_address = 0 if rank else self.words.address
+        alone = describe_holder(uid, epoch, b"", pages, words_address, rank)
+        self._name = alone.agent
+        memory = [(pages.memory, pages.address, pages.size_bytes, pages.device_id)]
+        if words_address:
+            memory.append(("DRAM", words_address, self.words.size_bytes, 0))
         self._agent = _Agent(self._nixl, self._name, memory)
-        metadata = self._agent.agent.getLocalMD()
-        self.holder = describe_holder(uid, epoch, metadata, pages, self.words.address)
+        self.holder = msgspec.structs.replace(alone, metadata=self._agent.agent.getLocalMD())
 
     def make_reader(self, slots: int) -> NixlReader:
         """See `Offer`."""

@@ -17,16 +17,16 @@ Knows no transport. Every number of a holder is a peer's: `refusal` comes before
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from shared.transfer.memory import RANKS_MAX
 from shared.transfer.reader import Span
 from shared.wire.baton import Holder, HolderRank, rank_agent_name
 
-RANKS_MAX = 16  # of a worker that is read: GPUs of a node
+WHOLE = range(1)  # of pages that are not cut: the only slice
 
 
-@dataclass(frozen=True, slots=True)
-class RankPages:
+class RankPages(NamedTuple):
     """Where the pages of one rank lie, and the slices of each that they hold."""
 
     address: int
@@ -34,8 +34,7 @@ class RankPages:
     slices: range
 
 
-@dataclass(frozen=True, slots=True)
-class SlicePart:
+class SlicePart(NamedTuple):
     """What one rank of the reader takes from one rank of the holder, of each page. Sizes are in bytes."""
 
     rank: int
@@ -70,7 +69,12 @@ class SlicePart:
 
 def parts_of(own: Holder, peer: Holder) -> tuple[SlicePart, ...]:
     """What a worker that is `own` reads of the pages of `peer`, which `refusal` has found sound."""
-    slice_bytes = own.page_bytes // max(1, own.slices)
+    if not own.slices:
+        size = own.page_bytes
+        source_pages = RankPages(peer.pages_address, size, WHOLE)
+        target_pages = RankPages(own.pages_address, size, WHOLE)
+        return (SlicePart(0, 0, source_pages, target_pages, WHOLE, 0, 0, size),)
+    slice_bytes = own.page_bytes // own.slices
     held = ranks_of(peer)
     parts: list[SlicePart] = []
     for rank, pages in enumerate(ranks_of(own)):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+import msgspec
+
 from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
@@ -19,8 +21,9 @@ from shared.transfer.grants import Grants
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.protocol import Fetcher, FetchEvent, FetchLanded, LeaseWords
-from shared.transfer.reader import Reader, make_here, make_on_thread
-from shared.wire.baton import Baton, Holder, agent_name
+from shared.transfer.rank_reader import Begin, PartReader, RankReader, WorkerReader, make_here, make_on_thread
+from shared.transfer.reader import Reader
+from shared.wire.baton import Baton, Holder, HolderRank, agent_name, rank_agent_name
 
 
 class Offer(Protocol):
@@ -45,10 +48,46 @@ class Offer(Protocol):
         """From now on no other worker can read from here."""
 
 
+class FurtherRank(Protocol):
+    """A rank of this worker other than 0: it offers its own pages, and reads into them."""
+
+    @property
+    def described(self) -> HolderRank:
+        """How other workers reach its pages."""
+
+    def make_reader(self) -> PartReader:
+        """A fresh reader of this rank."""
+
+    def close(self) -> None:
+        """From now on no other worker can read from this rank."""
+
+
+class RankHere:
+    """A further rank in this process. Implements `FurtherRank`.
+
+    Its offer answers for the leases of rank 0's: by NIXL nobody asks it, by TLS it has the same `Grants`.
+    """
+
+    def __init__(self, offer: Offer, pages: PageMemory):
+        self._offer = offer
+        self._pages = pages
+        self.described = describe_rank(offer.holder, pages)
+        if pages.known_pages:
+            pages.write_known_bytes(pages.known_page)
+
+    def make_reader(self) -> RankReader:
+        """See `FurtherRank`. Rank 0 reads the words, so one slot for them is more than enough."""
+        return RankReader(self._offer.make_reader(1), self._pages)
+
+    def close(self) -> None:
+        """See `FurtherRank`."""
+        self._offer.close()
+
+
 class Transfer:
     """Fetches pages by one transport, and offers this worker's own. Implements `Fetcher`; `words` is its `LeaseWords`.
 
-    The page memory must stay where it is until `close`.
+    `offer` and `pages` are rank 0's; `ranks` are 1, 2 … The page memory must stay where it is until `close`.
     """
 
     def __init__(
@@ -59,20 +98,25 @@ class Transfer:
         *,
         limits: FetchLimits,
         clock: Callable[[], float],
+        ranks: Sequence[FurtherRank] = (),
     ):
         self._offer = offer
+        self._pages = pages
+        self._ranks = tuple(ranks)
+        self._slots = limits.fetches_max
         self.words = offer.words
         self.counters = offer.counters
-        make_reader = partial(offer.make_reader, limits.fetches_max)
-        begin = partial(make_on_thread, pages) if pages.memory == "VRAM" else make_here
+        described = tuple(rank.described for rank in ranks)
+        self._holder = msgspec.structs.replace(offer.holder, ranks=described)
+        begin: Begin = partial(make_on_thread, pages) if pages.memory == "VRAM" else make_here
         self._fetches = Fetches(
-            offer.holder, pages, kv_format, make_reader, limits, clock, offer.counters, begin
+            self._holder, pages, kv_format, self._make_reader, limits, clock, offer.counters, begin
         )
 
     @property
     def holder(self) -> Holder:
         """See `Fetcher.holder`."""
-        return self._offer.holder
+        return self._holder
 
     @property
     def outstanding(self) -> int:
@@ -105,14 +149,32 @@ class Transfer:
         """Nothing lands here any more, and no other worker can read from here."""
         self._fetches.close()
         self._offer.close()
+        for rank in self._ranks:
+            rank.close()
+
+    def _make_reader(self) -> WorkerReader:
+        own = RankReader(self._offer.make_reader(self._slots), self._pages)
+        others: list[PartReader] = []
+        try:
+            for rank in self._ranks:
+                others.append(rank.make_reader())
+        except TransferError:
+            WorkerReader(own, others).close()
+            raise
+        return WorkerReader(own, others)
 
 
-def describe_holder(uid: str, epoch: int, metadata: bytes, pages: PageMemory, words_address: int) -> Holder:
-    """How other workers reach this memory; `words_address` is 0 where no peer reads lease words out of memory."""
+def describe_holder(
+    uid: str, epoch: int, metadata: bytes, pages: PageMemory, words_address: int, rank: int = 0
+) -> Holder:
+    """How other workers reach this memory of a rank, as if it were alone (`describe_rank` says the rest).
+
+    `words_address` is 0 where no peer reads lease words out of memory.
+    """
     return Holder(
         uid=uid,
         epoch=epoch,
-        agent=agent_name(uid, epoch),
+        agent=rank_agent_name(uid, epoch, rank) if rank else agent_name(uid, epoch),
         metadata=metadata,
         pages_address=pages.address,
         page_bytes=pages.page_bytes,
@@ -120,6 +182,21 @@ def describe_holder(uid: str, epoch: int, metadata: bytes, pages: PageMemory, wo
         device_id=pages.device_id,
         memory=pages.memory,
         known_page=pages.known_page,
+        slices=pages.slices.count,
+    )
+
+
+def describe_rank(alone: Holder, pages: PageMemory) -> HolderRank:
+    """How other workers reach a further rank, which `describe_holder` has described as if it were alone."""
+    slices = pages.slices
+    return HolderRank(
+        alone.agent,
+        alone.metadata,
+        alone.pages_address,
+        slices.first,
+        slices.count,
+        alone.device_id,
+        alone.memory,
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shared.links.keys import LinkKeys
 from shared.primitives.errors import ConfigError, TransferError
+from shared.transfer.grants import Grants
 from shared.transfer.memory import PageMemory
 from shared.transfer.protocol import KvTransport
 from shared.transfer.tls.transport import TlsOffer
@@ -68,14 +69,34 @@ class KvNetwork:
 
 
 def open_offer(
-    network: KvNetwork, keys: LinkKeys, identity: tuple[str, int], pages: PageMemory, lease_count: int
+    network: KvNetwork,
+    keys: LinkKeys,
+    identity: tuple[str, int],
+    pages: PageMemory,
+    lease_count: int,
+    *,
+    rank: int = 0,
+    grants: Grants | None = None,
 ) -> Offer:
-    """Offer this worker's memory; `identity` is (uid, epoch). `StartError` in one sentence when that cannot be."""
+    """Offer the memory of a rank of this worker; `identity` is (uid, epoch). `grants` are those of rank 0's offer.
+
+    `StartError` in one sentence when that cannot be.
+    """
     uid, epoch = identity
     refuse_useless_devices(network)
     if network.transport == "tls":
         address = address_of_interface(network.interface)
-        return TlsOffer(uid, epoch, pages, lease_count, address=address, ports=network.port_range, keys=keys)
+        return TlsOffer(
+            uid,
+            epoch,
+            pages,
+            lease_count,
+            address=address,
+            ports=network.port_range,
+            keys=keys,
+            rank=rank,
+            grants=grants,
+        )
     refuse_nixl_without_network(network, RDMA_DEVICES)
     refuse_pages_that_cannot_be_pinned(network, pages, pinnable_bytes())
     from shared.transfer.nixl import NixlOffer  # it changes the environment for UCX, and loads it
@@ -89,6 +110,7 @@ def open_offer(
         ports=network.ports,
         tcp=network.nixl_tcp,
         devices=network.devices,
+        rank=rank,
     )
 
 

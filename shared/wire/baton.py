@@ -66,7 +66,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; tls: where it listens),
     opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes. Of a worker with several
-    GPUs the fields describe rank 0, and `ranks` the others; no worker has any today, and none reads such a holder.
+    GPUs the fields describe rank 0, and `ranks` the others; no worker has any today.
     """
 
     uid: Name
@@ -94,13 +94,20 @@ class Holder(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> HolderIdentity:
-        """The uid, the epoch and the metadata: what a reader knows of one identity it believes of no other."""
-        return self.uid, self.epoch, self.metadata
+        """The uid, the epoch and where all ranks are: what a reader knows of one identity it believes of no other."""
+        place = self.metadata + msgspec.msgpack.encode(self.ranks) if self.ranks else self.metadata
+        return self.uid, self.epoch, place
 
     @property
     def has_own_agent(self) -> bool:
         """Whether the agent's name is that of this worker, and no other's."""
         return self.agent == agent_name(self.uid, self.epoch)
+
+    @property
+    def has_agent_of_a_rank(self) -> bool:
+        """Whether it is that of this worker or of one of its ranks, as a reader sees them one by one."""
+        own, _, rank = self.agent.rpartition(".")
+        return self.has_own_agent or (own == agent_name(self.uid, self.epoch) and rank.isdecimal())
 
 
 class Baton(msgspec.Struct, frozen=True):

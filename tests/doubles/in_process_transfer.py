@@ -15,7 +15,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
 from shared.transfer.transfer import describe_holder
-from shared.wire.baton import Baton, Holder, agent_name
+from shared.wire.baton import Baton, Holder
 
 
 def _move_memory(span: Span) -> None:
@@ -123,13 +123,21 @@ class InProcessReader:
 class InProcessOffer:
     """Pages and lease words that workers of the same fabric may read. Implements `Offer`."""
 
-    def __init__(self, fabric: InProcessFabric, uid: str, epoch: int, pages: PageMemory, lease_count: int):
-        agent = agent_name(uid, epoch)
+    def __init__(
+        self,
+        fabric: InProcessFabric,
+        uid: str,
+        epoch: int,
+        pages: PageMemory,
+        lease_count: int,
+        rank: int = 0,
+    ):
         self._fabric = fabric
         self.words = WordTable(lease_count)
         self.counters = KvCounters()
-        fabric.join(agent)
-        self.holder = describe_holder(uid, epoch, b"", pages, self.words.address)
+        words_address = 0 if rank else self.words.address
+        self.holder = describe_holder(uid, epoch, b"", pages, words_address, rank)
+        fabric.join(self.holder.agent)
 
     def make_reader(self, slots: int) -> InProcessReader:
         """See `Offer`."""

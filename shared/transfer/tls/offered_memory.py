@@ -15,6 +15,7 @@ class OfferedMemory:
 
     def __init__(self, pages: PageMemory, grants: Grants):
         self.grants = grants
+        self.peer_ranks_max = pages.slices.peer_ranks_max
         self._pages = pages
 
     def refusal(self, request: Request) -> str:

@@ -6,7 +6,8 @@ looks at the lease again. All workers have one key, so reads are counted by the 
 that does not read holds one frame and a socket buffer; after `SEND_SECONDS_MAX` without a byte taken its connection
 ends.
 
-    at most CONNECTIONS_MAX connections; each SEND_BUFFER_BYTES in the kernel, frame and scratch of PORTION_BYTES
+    at most CONNECTIONS_MAX connections, to a worker that is alone; each SEND_BUFFER_BYTES in the kernel, and a frame
+    and a scratch of PORTION_BYTES
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from shared.transfer.tls.protocol import (
     decode_request,
 )
 
-CONNECTIONS_MAX = 128  # two readers of each of the 64 peers that a worker remembers
+# Two readers of each of the 64 peers that a worker remembers; of peers with several ranks so many of each that may read
+# here (`peer_ranks_max`).
+CONNECTIONS_MAX = 128
 SEND_BUFFER_BYTES = 512 * 1024
 SEND_SECONDS_MAX = 30
 IDLE_SECONDS_MAX = 120  # without a request; readers hang up earlier
@@ -113,7 +116,7 @@ class TlsHolder:
         thread = threading.Thread(target=lambda: self._serve(client), name="kv-holder", daemon=True)
         client = _Client(connection, connection.getpeername()[0], keys.version, channel, thread)
         with self._lock:
-            if self._closed or len(self._clients) >= CONNECTIONS_MAX:
+            if self._closed or len(self._clients) >= CONNECTIONS_MAX * self._memory.peer_ranks_max:
                 return False
             self._clients.add(client)
         try:

@@ -22,7 +22,7 @@ from shared.links.keys import LinkKeys
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
-from shared.transfer.reader import PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
+from shared.transfer.reader import ENDED, PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel, cut
 from shared.transfer.tls.keys import Handshake, TlsError, Version, make_contexts
 from shared.transfer.tls.offered_memory import OfferedMemory
@@ -47,7 +47,8 @@ class TlsOffer:
     """Offers this worker's pages and lease words at one address. Implements `Offer`.
 
     `address` is numeric, and others reach this worker there. Pages of a device go by way of host memory, a portion at a
-    time. `TransferError` when no port is free.
+    time. A further rank of a worker answers by `grants`, which are those of rank 0. `TransferError` when no port is
+    free.
     """
 
     def __init__(
@@ -60,15 +61,17 @@ class TlsOffer:
         address: str,
         ports: range,
         keys: LinkKeys,
+        rank: int = 0,
+        grants: Grants | None = None,
     ):
         self._pages = pages
         self._contexts = make_contexts(keys)
         self.counters = KvCounters()
-        self.words = Grants(lease_count)
+        self.words = grants or Grants(lease_count)
         memory = OfferedMemory(pages, self.words)
         self._server = TlsHolder(address, ports, self._contexts.holder, memory, self.counters)
         metadata = msgspec.msgpack.encode(TlsAddress(address, self._server.port))
-        self.holder = describe_holder(uid, epoch, metadata, pages, words_address=0)
+        self.holder = describe_holder(uid, epoch, metadata, pages, words_address=0, rank=rank)
 
     def make_reader(self, slots: int) -> TlsReader:
         """See `Offer`."""
@@ -128,6 +131,7 @@ class _TlsRead:
     targets: list[tuple[int, int]]  # address and size in bytes
     access: PageAccess  # to the targets
     state: ReadState = ReadState.READING  # set by the peer's thread, once
+    left_out: bool = False  # the holder found the lease ended
 
 
 class _PeerConnection:
@@ -168,7 +172,7 @@ class _PeerConnection:
         try:
             while read := self._next():
                 self._read(read)
-                read.state = ReadState.DONE
+                read.state = ReadState.GONE if read.left_out else ReadState.DONE
         except Exception as error:  # whatever it is, the reads must not wait for this thread
             self._fail(read, error)
         finally:
@@ -256,6 +260,7 @@ def _read_pages(channel: TlsChannel, read: _TlsRead, request: GetPages) -> None:
             _receive_portion(channel, read, portion, size)
         else:
             _receive_other(channel, kind, size)
+            read.left_out = True
             return
 
 
@@ -297,7 +302,7 @@ def _receive_portion(channel: TlsChannel, read: _TlsRead, portion: list[Piece], 
 
 
 def _receive_other(channel: TlsChannel, kind: int, size: int) -> None:
-    """The end of a lease is no fault: nothing more lands, and the lease word will tell. Anything else is one."""
+    """The end of a lease is no fault: nothing more lands. Anything else is one."""
     if kind not in (FrameKind.GONE, FrameKind.REFUSED) or size > REFUSAL_BYTES_MAX:
         raise TlsError(f"a frame of kind {kind} and {size} bytes, where pages were expected")
     payload = memoryview(bytearray(size))
@@ -313,6 +318,7 @@ class TlsReader:
         self._context = context
         self._pages = pages
         self._words = WordTable(slots)
+        self._ranks_of_a_peer = pages.slices.peer_ranks_max
         self._transport = TLS if pages.access.view(pages.address, pages.page_bytes) else STAGED
         self._peers: dict[HolderIdentity, _PeerConnection] = {}  # least recently used first
         self._leaving: list[_PeerConnection] = []  # stopped to make room, and perhaps not ended yet
@@ -344,7 +350,7 @@ class TlsReader:
     def release(self, handle: int) -> None:
         """See `Reader`."""
         read, peer = self._reads.pop(handle)
-        assert read.state is ReadState.DONE, "a read was released while bytes may land"
+        assert read.state in ENDED, "a read was released while bytes may land"
         peer.reads_outstanding -= 1
 
     def new_transport(self) -> str:
@@ -394,7 +400,9 @@ class TlsReader:
         idle = [
             one for one, other in self._peers.items() if not other.reads_outstanding and other is not peer
         ]
-        if len(self._peers) > PEERS_MAX and idle:  # one with a read under way is never stopped
+        if (
+            len(self._peers) > PEERS_MAX * self._ranks_of_a_peer and idle
+        ):  # one with a read under way is never stopped
             self._leave(self._peers.pop(idle[0]))
         return peer
 

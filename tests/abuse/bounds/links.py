@@ -290,7 +290,8 @@ KV_BOUNDS = (
     Bound(
         "CONNECTIONS_MAX",
         "the connection closes",
-        "512 KiB and a thread each; all with the longest requests: 200 MiB, and 128 MiB in the kernel",
+        "512 KiB and a thread each; all with the longest requests: 200 MiB, and 128 MiB in the kernel; of a rank of a "
+        "worker up to 16 times as many",
         ALL_READERS,
         place="shared.transfer.tls.server",
     ),
@@ -383,7 +384,7 @@ KV_BOUNDS = (
         "the fetch is refused in a sentence, and the router tries another worker",
         "16 GPUs of a worker that is read",
         f"{UNIT}/transfer/test_slices.py::test_a_holder_with_unsound_ranks_is_refused_in_a_sentence[too many ranks]",
-        place="shared.transfer.slices",
+        place="shared.transfer.memory",
     ),
     Bound(
         "FETCHES_PER_SLOT",

@@ -19,6 +19,7 @@ from shared.transfer.transports import open_offer
 from shared.wire.baton import Baton
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, PageBuffer, byte_of
 from tests.integration.transfer.holder_processes import network
+from tests.integration.transfer.ranked_holders import HeldRank, whole_pages_here
 
 
 def spin(seconds: float) -> int:
@@ -73,17 +74,27 @@ def make_buffer(memory: str, pages: int, page_bytes: int) -> PageBuffer:
     return TensorPages(memory, pages, page_bytes)
 
 
+def fill(buffer: PageBuffer, held: HeldRank | None) -> None:
+    """Each page with a byte of its own; of a rank, with its slices of `whole_pages_here`."""
+    if held is None:
+        for page in range(buffer.memory.pages):
+            buffer.fill(page, byte_of(page))
+    else:
+        content = held.cut.gather(whole_pages_here(held.cut), held.rank).tobytes()
+        buffer.map[: len(content)] = content
+
+
 def main() -> None:
-    """Arguments: uid, epoch, pages, bytes a page, transport, where the pages lie, file of keys."""
+    """Arguments: uid, epoch, pages, bytes a page, transport, where the pages lie, file of keys; and of which rank."""
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))  # stdout is for answers
-    uid, epoch, pages, page_bytes, transport, memory, key_file = sys.argv[1:]
-    buffer = make_buffer(memory, int(pages), int(page_bytes))
-    for page in range(int(pages)):
-        buffer.fill(page, byte_of(page))
+    uid, epoch, pages, page_bytes, transport, memory, key_file, *rank = sys.argv[1:]
+    held = msgspec.json.decode(rank[0], type=HeldRank) if rank else None
+    buffer = held.buffer() if held else make_buffer(memory, int(pages), int(page_bytes))
+    fill(buffer, held)
     where = network("tls" if transport == "tls" else "nixl")
-    offer = open_offer(
-        where, parse_keys(key_file.encode(), "worker"), (uid, int(epoch)), buffer.memory, LEASES
-    )
+    keys = parse_keys(key_file.encode(), "worker")
+    number = held.rank if held else 0
+    offer = open_offer(where, keys, (uid, int(epoch)), buffer.memory, LEASES, rank=number)
     transfer = Transfer(offer, buffer.memory, KV_FORMAT, limits=LIMITS, clock=time.monotonic)
     say(msgspec.json.encode(transfer.holder).decode())
     for line in sys.stdin:

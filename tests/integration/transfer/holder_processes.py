@@ -46,8 +46,12 @@ class HolderProcess:
         page_bytes: int = PAGE_BYTES,
         transport: KvTransport = "nixl",
         memory: str = "host",
+        rank: str = "",
     ):
-        """`memory` is where its pages lie: plain memory of the host, or a tensor on cpu or cuda."""
+        """`memory` is where its pages lie: plain memory of the host, or a tensor on cpu or cuda.
+
+        `rank` is the JSON of a `HeldRank`, for a rank of a worker that has several.
+        """
         arguments = [
             uid,
             str(epoch),
@@ -56,6 +60,7 @@ class HolderProcess:
             transport,
             memory,
             key_file(WORKER, WORKER, ROUTER).decode(),
+            *filter(None, [rank]),
         ]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.transfer.holder_process", *arguments],

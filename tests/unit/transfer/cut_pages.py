@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.engine.parallel.shares import Share
 from shared.wire.baton import Holder, HolderRank, agent_name, rank_agent_name
 
 Bytes = NDArray[np.uint8]
 
 
 def slices_held(heads: int, ranks: int) -> list[range]:
-    """The slices of each rank, as `ModelShare.kv_heads` has them; a number that does not divide is cut as well."""
+    """The slices of each rank, as `ModelShare.kv_heads` has them; a number that does not divide is cut as well.
+
+    Said here once more, for that module loads torch, which takes seconds.
+    """
     if heads >= ranks:
-        return [Share(rank, ranks).of(heads) for rank in range(ranks)]
+        each, more = divmod(heads, ranks)
+        starts = [rank * each + min(rank, more) for rank in range(ranks + 1)]
+        return [range(start, stop) for start, stop in pairwise(starts)]
     return [range(own, own + 1) for own in (rank * heads // ranks for rank in range(ranks))]
 
 

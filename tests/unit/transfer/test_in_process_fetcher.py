@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any
 
+import msgspec
 import pytest
 
 from shared.primitives.errors import InvariantError, TransferError
@@ -16,9 +18,10 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import FETCH_STATES, RETIRE_AGAIN_SECONDS, Fetches, FetchState, ReadEvent
 from shared.transfer.memory import WordTable
 from shared.transfer.protocol import FetchEnded, FetchFailed, FetchLanded
-from shared.transfer.reader import NotPostedError, ReadState, Span, make_on_thread
+from shared.transfer.rank_reader import RankReader, WorkerReader, make_on_thread
+from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.transfer import Transfer, self_fetch
-from shared.wire.baton import Baton
+from shared.wire.baton import Baton, HolderRank
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessReader
 from tests.fetcher_contract import (
     KV_FORMAT,
@@ -222,6 +225,21 @@ def test_a_fetch_that_times_out_between_batches_goes_with_the_fenced_reader(busy
     assert busy_world.reader.readers_fenced == 1
 
 
+@pytest.mark.parametrize("of_more", [{"slices": 4}, {"ranks": (HolderRank("h-1", b"", 0, 4, 4),)}])
+def test_pages_on_several_gpus_are_refused_where_pages_are_whole(
+    world: FetchWorld, of_more: dict[str, Any]
+) -> None:
+    source = make_source(world)
+    baton = world.baton(source, (5,))
+    split = msgspec.structs.replace(source.holder, **of_more)
+    world.reader.start(1, msgspec.structs.replace(baton, holder=split), 0, [0])
+    [failed] = world.reader.poll()
+    assert isinstance(failed, FetchFailed)
+    assert failed.ended
+    assert "GPUs" in failed.reason
+    assert world.pages.holds(0, 0)
+
+
 class FailingReader(InProcessReader):
     """Its second post goes wrong in one of the ways that NIXL knows: refused, or broken when parts were posted."""
 
@@ -256,12 +274,17 @@ class ReaderWithoutWords(InProcessReader):
         raise NotPostedError("words are not read today")
 
 
+def reading(reader: InProcessReader, world: FetchWorld) -> WorkerReader:
+    """All that reads into the pages of the world."""
+    return WorkerReader(RankReader(reader, world.pages.memory))
+
+
 def fetch_with(reader: FailingReader | ReaderWithoutWords, world: FetchWorld) -> Fetches:
     """Six batches under way."""
     assert isinstance(world.reader, Transfer)
     memory = world.pages.memory
     own, counters = world.reader.holder, KvCounters()
-    fetches = Fetches(own, memory, KV_FORMAT, lambda: reader, LIMITS, world.clock, counters)
+    fetches = Fetches(own, memory, KV_FORMAT, lambda: reading(reader, world), LIMITS, world.clock, counters)
     fetches.kv_links.note_check(reader.source.holder, "memory", right_bytes=True)
     fetches.start(1, world.baton(reader.source, SIX_BATCHES), 0, range(12))
     return fetches
@@ -309,11 +332,11 @@ def test_a_fence_that_gets_no_new_reader_is_tried_again_and_nothing_else_stops(w
     broken, fresh = FailingReader(refuses=False), InProcessReader(InProcessFabric(), LIMITS.fetches_max)
     made: list[InProcessReader | None] = [broken, None, fresh]
 
-    def make_reader() -> InProcessReader:
+    def make_reader() -> WorkerReader:
         reader = made.pop(0)
         if reader is None:
             raise TransferError("no port is free")
-        return reader
+        return reading(reader, world)
 
     own, memory = world.reader.holder, world.pages.memory
     fetches = Fetches(own, memory, KV_FORMAT, make_reader, LIMITS, world.clock, KvCounters())
@@ -333,13 +356,13 @@ def test_a_reader_that_takes_long_to_make_is_made_while_the_loop_goes_on(world: 
     broken, fresh = FailingReader(refuses=False), InProcessReader(InProcessFabric(), LIMITS.fetches_max)
     registered, makers = threading.Event(), [threading.current_thread()]
 
-    def make_reader() -> InProcessReader:
+    def make_reader() -> WorkerReader:
         if len(makers) == 1:
             makers.append(makers[0])
-            return broken
+            return reading(broken, world)
         makers.append(threading.current_thread())
         assert registered.wait(PATIENCE_SECONDS)
-        return fresh
+        return reading(fresh, world)
 
     own, memory = world.reader.holder, world.pages.memory
     begin = partial(make_on_thread, memory)

@@ -14,6 +14,7 @@ from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches
 from shared.transfer.kv_links import MEASURED_BYTES_MIN, RECENT_FETCHES, SLOW_FETCHES_MIN, KvLinks
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, KvLink
+from shared.transfer.rank_reader import RankReader, WorkerReader
 from shared.transfer.reader import PEERS_MAX, ReadState, Span
 from shared.wire.baton import Baton, Holder, agent_name
 from shared.wire.messages import Hello
@@ -226,9 +227,9 @@ class CountedFetches:
         memory = self.buffer.memory
         self.fetches = Fetches(own, memory, KV_FORMAT, self.make_reader, LIMITS, clock, KvCounters())
 
-    def make_reader(self) -> CountingReader:
+    def make_reader(self) -> WorkerReader:
         self.readers.append(CountingReader(self.fabric))
-        return self.readers[-1]
+        return WorkerReader(RankReader(self.readers[-1], self.buffer.memory))
 
     def fetch(self, fetch_id: int, holder: Holder | None = None, pages: Sequence[int] = (5,)) -> FetchEvent:
         """What came of a fetch into the pages from `fetch_id` on."""

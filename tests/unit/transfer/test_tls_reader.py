@@ -112,7 +112,7 @@ def test_the_end_of_a_lease_ends_a_read_and_the_next_one_is_answered(
     reading: TlsReading, holder: HolderHere
 ) -> None:
     holder.words.clear(LEASE)
-    assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE, "the lease word will tell"
+    assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.GONE
     assert reading.buffer.holds(0, 0)
     holder.words.write(LEASE, NONCE, range(PAGES))
     assert reading.end_of(reading.post(holder.address, WHOLE)) is ReadState.DONE
