@@ -29,6 +29,7 @@ class Query:
 
     expression: str
     legend: str
+    has_exemplars: bool = False  # Grafana draws them over the lines, where Prometheus keeps them
 
     def text(self) -> str:
         """As Grafana sends it, but for its variables."""
@@ -57,11 +58,12 @@ def one(metric: str, legend: str, labels: str = "", by: str = "") -> Query:
     return Query(rate(metric, labels, by), legend)
 
 
-def quantiles(metric: str) -> tuple[Query, ...]:
-    """The median, and what one of twenty and of a hundred exceed."""
+def quantiles(metric: str, *, has_exemplars: bool = False) -> tuple[Query, ...]:
+    """The median, and what one of twenty and of a hundred exceed; each exemplar once, by the last of them."""
     buckets = rate(f"{metric}_bucket", by="le")
     return tuple(
-        Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:g}") for share in (0.5, 0.95, 0.99)
+        Query(f"histogram_quantile({share}, {buckets})", f"p{share * 100:g}", has_exemplars and share == 0.99)
+        for share in (0.5, 0.95, 0.99)
     )
 
 
@@ -98,9 +100,9 @@ def share_of_ends(status: str, legend: str) -> Query:
 
 ROWS: dict[str, tuple[Panel, ...]] = {
     "What readers see": (
-        Panel("Time to first token", "s", quantiles("segue_ttft_seconds")),
+        Panel("Time to first token", "s", quantiles("segue_ttft_seconds", has_exemplars=True)),
         Panel("Inter-token latency", "s", quantiles("segue_itl_seconds")),
-        Panel("Whole requests", "s", quantiles("segue_request_seconds")),
+        Panel("Whole requests", "s", quantiles("segue_request_seconds", has_exemplars=True)),
         Panel(
             "Requests by their end",
             "reqps",
@@ -424,6 +426,7 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
                 "datasource": SOURCE,
                 "expr": query.text(),
                 "legendFormat": query.legend,
+                **({"exemplar": True} if query.has_exemplars else {}),
             }
             for at, query in enumerate(panel.queries)
         ],

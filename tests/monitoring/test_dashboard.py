@@ -6,10 +6,12 @@ import json
 import re
 from typing import Any
 
+from shared.primitives.metric_fields import HistogramMetric
 from tests.charts.kubernetes_schemas import complaints, versions
 from tests.charts.rendering import objects, of_kind
 from tests.monitoring.dashboard import COLUMNS, FILE, WIDTH, dashboard, page
 from tests.monitoring.rendered import ALL, RDMA, alerts_of, exposed_names, metrics_named, rule_groups
+from tests.tidy.reference import declared_metrics
 
 SHOWN = "monitoring.dashboard.enabled=true"
 
@@ -77,3 +79,13 @@ def test_the_sidecar_finds_the_same_dashboard() -> None:
     assert found["metadata"]["annotations"] == {"grafana_folder": "Serving"}
     assert complaints(found, versions()[0]) == []
     assert "segue-dashboard" not in of_kind(objects(None, *ALL), "ConfigMap")
+
+
+def test_exemplars_are_asked_of_the_histograms_that_have_them() -> None:
+    have = {
+        each.name for each in declared_metrics() if isinstance(each, HistogramMetric) and each.has_exemplars
+    }
+    targets = [target for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    asked = [target["expr"] for target in targets if target.get("exemplar")]
+    assert {name for expression in asked for name in re.findall(r"segue_\w+(?=_bucket)", expression)} == have
+    assert len(asked) == len(have), "each once"
