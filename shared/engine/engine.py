@@ -82,18 +82,13 @@ def load(
     on_logits: OnLogits | None = None,
     followers: Followers | None = None,
 ) -> Engine:
-    """Load the Hugging Face folder. `followers`: other ranks that load it as well, only on cuda.
+    """Load the Hugging Face folder. `followers`: other ranks that load it as well, not on cpu.
 
     Raises `ModelError` when the folder is at fault, `ConfigError` when a setting is, `StartError` when the GPU is.
     """
     assert config.device != "auto", "a device is resolved before"
     _require_device(config.device)
     asked = _asked_impl(config)
-    if followers is not None and config.device == "cpu":
-        raise ConfigError(
-            f"tensor_parallel_size {followers.ranks} needs device cuda, or cuda-on-cpu to try it out: device cpu has "
-            "one rank"
-        )
     if config.device == "cpu":  # before anything is read, and kernels are compiled
         dtypes_on_cpu(config.dtype, config.kv_cache_dtype, blocks=False)
     shape, impl = _read_shape(folder, config, asked)

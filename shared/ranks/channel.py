@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from enum import IntEnum
 
 import numpy as np
@@ -77,11 +78,13 @@ class LeaderEnd:
         return True
 
     def end(self) -> None:
-        """Tell the end; a follower that has ended already is passed over."""
-        try:
-            self._tell(OrderKind.END, _NOTHING, _NOTHING)
-        except RankError:
-            return
+        """Tell the end, and nothing more; a follower that has ended already is passed over."""
+        with suppress(RankError):
+            if self._writer is not None:
+                self._tell(OrderKind.END, _NOTHING, _NOTHING)
+        for each in self.sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_WR)
 
     def _tell(self, kind: OrderKind, operations: Words, words: Words, name: int = 0) -> None:
         assert self._writer is not None, "the ring is not open yet"

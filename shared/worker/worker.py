@@ -28,7 +28,7 @@ from shared.engine.checkpoint.memory_plan import gib
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.page_access import TorchPageAccess
 from shared.engine.engine import load
-from shared.engine.parts import Engine, EngineDevice
+from shared.engine.parts import Engine, EngineDevice, Followers
 from shared.kv.kv_memory import KvMemory
 from shared.links.keys import LinkKeys, read_keys
 from shared.links.session import LinkSettings
@@ -49,6 +49,7 @@ from shared.transfer.memory import HOST_ACCESS, PageMemory
 from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
+from shared.worker import ranks
 from shared.worker.grammar_gate import GrammarGate
 from shared.worker.worker_config import WorkerConfig
 
@@ -83,15 +84,29 @@ def serve(
     """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
-    keys = read_keys(config.link_keys_file, "worker")
+    ranks.refuse(config, role, computes_prompts=extend_tokens > 0)
     os.nice(config.nice)
+    asked = engine_config(config, host_fraction, extend_tokens)
+    with ranks.running(config, role, asked) as followers:
+        _run(config, role, build, (asked, followers), leases_max, fetch_seconds_max)
+
+
+def _run(
+    config: WorkerConfig,
+    role: Role,
+    build: Callable[[WorkerParts], WorkerScheduler],
+    engine_of: tuple[EngineConfig, Followers | None],
+    leases_max: int,
+    fetch_seconds_max: float,
+) -> None:
+    keys = read_keys(config.link_keys_file, "worker")
     uid, epoch = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
-    engine = _load_engine(config, engine_config(config, host_fraction, extend_tokens), health)
+    engine = _load_engine(config, *engine_of, health)
     health.doing = "checking the transfer"
     network = _kv_network(config)
-    kv_format = f"{engine.kv_format} over {network.name_in_kv_format}"
+    kv_format = ranks.kv_format(f"{engine.kv_format} over {network.name_in_kv_format}", config, uid)
     transfer = _open_transfer(
         config, engine, network, keys, (uid, epoch), kv_format, leases_max, fetch_seconds_max
     )
@@ -171,11 +186,13 @@ def _write_step(req: Req, before: StateName, event: StateName) -> None:
     _write_note(Note("request.state", fields | {"to": after}, "debug"))
 
 
-def _load_engine(config: WorkerConfig, asked: EngineConfig, health: Health) -> Engine:
+def _load_engine(
+    config: WorkerConfig, asked: EngineConfig, followers: Followers | None, health: Health
+) -> Engine:
     def progress(what: str, share: float) -> None:
         health.doing = f"{what} {share:.0%}"
 
-    engine = load(Path(config.model), asked, on_progress=progress)
+    engine = load(Path(config.model), asked, on_progress=progress, followers=followers)
     health.facts = {"engine": engine.description, "weights": gib(engine.memory["weights"])}
     log.info("worker.loaded", **health.facts, model=engine.model_fingerprint)
     return engine

@@ -30,8 +30,8 @@ class WorkerConfig(ProcessConfig):
 
     groups: ClassVar[Mapping[str, str]] = {
         "model": "model served_model_name context_len model_impl dtype kv_cache_dtype",
-        "device and memory": "device threads memory_bytes device_memory_share deterministic page_size kv_pages "
-        "max_total_tokens max_running_requests",
+        "device and memory": "device tensor_parallel_size threads memory_bytes device_memory_share deterministic "
+        "page_size kv_pages max_total_tokens max_running_requests",
         "network": "links_port kv_transport kv_ports kv_interface kv_devices kv_allow_unauthenticated_tcp",
         "time limits": "step_seconds_max drain_seconds",
     }
@@ -73,6 +73,12 @@ class WorkerConfig(ProcessConfig):
         "any memory of the worker.",
     )
     device: DeviceChoice = Field(default="auto", description=DEVICE_DESCRIPTION)
+    tensor_parallel_size: PositiveInt = Field(
+        default=1,
+        le=16,
+        description="GPUs that compute the model together, each by a process of its own. More than 1 only for decode "
+        "workers that compute prompts themselves, on cuda, where it has not run yet, or cuda-on-cpu.",
+    )
     model_impl: ModelImpl = Field(
         default="auto",
         description="What computes the model. segue is the dense decoder, for the families in docs/operating.md. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -24,7 +25,7 @@ from shared.worker.follower import FollowerJob, follow
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ["torch", "shared.worker.follower", "tests.unit.engine.parallel.rank_jobs"]
 
-Follow = Callable[[FollowerJob, FollowerEnd], Any]
+Follow = Callable[..., Any]  # of a job and an end; does not return
 
 
 class ForkedFollower:
@@ -53,18 +54,24 @@ def forked(ranks: int, folder: Path, config: EngineConfig, body: Follow) -> Star
 
     def start(rank: int, met: Path, of_socket: int, memory: int) -> FollowerProcess:
         job = FollowerJob(rank, ranks, str(folder), str(met), config)
-        process = _CONTEXT.Process(
-            target=_follow, args=(body, job, DupFd(of_socket), DupFd(memory)), daemon=True
-        )
+        own, theirs = _CONTEXT.Pipe(duplex=False)
+        given = (body, job, DupFd(of_socket), DupFd(memory), theirs)
+        process = _CONTEXT.Process(target=_follow, args=given, daemon=True)
         process.start()
+        theirs.close()
+        with own:  # its descriptors are copied here until it has them
+            assert own.recv() == "begun"
         return ForkedFollower(process)
 
     return start
 
 
-def _follow(body: Follow, job: FollowerJob, of_socket: Any, memory: Any) -> None:
+def _follow(body: Follow, job: FollowerJob, of_socket: Any, memory: Any, begun: Connection) -> None:
     torch.set_num_threads(1)
-    body(job, FollowerEnd(socket.socket(fileno=of_socket.detach()), memory.detach()))
+    end = FollowerEnd(socket.socket(fileno=of_socket.detach()), memory.detach())
+    with begun:
+        begun.send("begun")
+    body(job, end)
 
 
 class TestRanks:
