@@ -65,6 +65,15 @@ def test_a_pod_on_cpu_lacks_what_gpus_need() -> None:
     }
 
 
+def test_a_pod_of_several_gpus_computes_on_all_of_them() -> None:
+    """Without prefill pods, since nobody reads its pages."""
+    name = "SEGUE_TENSOR_PARALLEL_SIZE"
+    spec = specs(None, *CUDA, "decode.gpus=4", "prefill.replicas=0")["decode"]
+    assert main(spec)["resources"]["limits"][GPU] == 4
+    assert {each["name"]: each["value"] for each in main(spec)["env"] if "value" in each}[name] == "4"
+    assert name not in str(specs(None, *CUDA)["decode"])
+
+
 def test_routers_beside_gpus_are_as_they_are_on_cpu() -> None:
     on_cpu, on_gpu = (pods(objects(None, *sets))["router"] for sets in ((), CUDA))
     assert on_cpu == on_gpu

@@ -274,7 +274,12 @@
 {{- end -}}
 {{- $gpus := (index $.Values $role).gpus | int -}}
 {{- if and (eq $.Values.device "cuda") (gt $gpus 1) -}}
-{{- fail (printf "%s.gpus is %d, but a worker computes on one GPU: leave it at 1, and set %s.replicas" $role $gpus $role) -}}
+{{- if eq $role "prefill" -}}
+{{- fail (printf "prefill.gpus is %d, but pages of several GPUs cannot be read by another worker yet: leave it at 1, and set prefill.replicas" $gpus) -}}
+{{- end -}}
+{{- if ne (toString $.Values.prefill.replicas) "0" -}}
+{{- fail (printf "decode.gpus is %d, but such a worker cannot read another worker's pages yet: set prefill.replicas to 0, and decode pods compute their prompts, or leave it at 1" $gpus) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq $.Values.device "cuda") (eq $gpus 0) (not (index $.Values $role).resourceClaims) -}}
 {{- fail (printf "%s.gpus is 0 and %s.resourceClaims is empty, but device is cuda: the pod would have no GPU; set one of them" $role $role) -}}
