@@ -181,6 +181,12 @@ class LocalSettings:
         return not never and (not isinstance(decode, DecodeConfig) or decode.local_tokens_max > 0)
 
     @property
+    def gpus_each(self) -> int:
+        """GPUs of a decode worker."""
+        decode = self.roles["decode"].config
+        return decode.tensor_parallel_size if isinstance(decode, DecodeConfig) else 1
+
+    @property
     def api_keys_file(self) -> str:
         """The router's, however it was given; empty: none."""
         config = self.roles["router"].config
@@ -365,10 +371,10 @@ def _text(value: object) -> str:
 
 
 _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
-    "is not supported: a worker has one GPU; --prefill N and --decode N add workers": (
-        "--tensor-parallel-size -tp --tp --tp-size --pipeline-parallel-size -pp --pp-size "
-        "--data-parallel-size -dp --dp --dp-size --ep --ep-size --enable-expert-parallel --tensor-split -ts "
-        "--distributed-executor-backend"
+    "is --tensor-parallel-size N here, with --prefill 0": ("-tp --tp --tp-size"),
+    "is not supported: --tensor-parallel-size N gives a worker N GPUs, --prefill N and --decode N add workers": (
+        "--pipeline-parallel-size -pp --pp-size --data-parallel-size -dp --dp --dp-size --ep --ep-size "
+        "--enable-expert-parallel --tensor-split -ts --distributed-executor-backend"
     ),
     "is --max-total-tokens N here, the tokens of KV that each worker keeps; 0 takes what memory allows": (
         "--gpu-memory-utilization --mem-fraction-static --kv-cache-memory-bytes --swap-space --cpu-offload-gb"

@@ -3,6 +3,8 @@
     no GPU    1 + 1
     n GPUs    0 + n    decode processes compute the prompts, too: a copy of the weights on each GPU, and no KV travels
 
+With `--tensor-parallel-size k` there are n / k of them, each with k GPUs.
+
 A machine with GPUs is told in one line what was chosen. That has not been measured on GPUs.
 """
 
@@ -12,6 +14,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from shared.primitives.errors import ConfigError
 
 DEVICES = Path("/dev")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -51,6 +55,24 @@ def described(gpus: int, shape: Shape) -> str:
     )
 
 
-def gpu_of(gpus: list[str], number: int) -> dict[str, str]:
-    """The variable that gives the worker of this number a GPU of its own; {}: there are not several."""
+def gpu_of(gpus: list[str], number: int, each: int = 1) -> dict[str, str]:
+    """The variable that gives the worker of this number GPUs of its own; {}: there are not several."""
+    if each > 1:
+        return {VISIBLE: ",".join(gpus[number * each : (number + 1) * each])} if gpus else {}
     return {VISIBLE: gpus[number % len(gpus)]} if len(gpus) > 1 else {}
+
+
+def require_gpus(gpus: int, shape: Shape, each: int) -> None:
+    """Raise ConfigError unless each decode worker gets so many GPUs of its own, 0 GPUs: on a CPU none is needed."""
+    if each == 1:
+        return
+    if shape.prefill:
+        raise ConfigError(
+            f"--tensor-parallel-size {each} needs --prefill 0: pages of several GPUs cannot be read by another worker "
+            "yet, so decode workers compute their prompts"
+        )
+    if 0 < gpus < each * shape.decode:
+        raise ConfigError(
+            f"--decode {shape.decode} and --tensor-parallel-size {each} need {each * shape.decode} GPUs, there are "
+            f"{gpus}: lower one of them"
+        )

@@ -31,7 +31,7 @@ from shared.local.children import HOST, Child, ChildProcesses
 from shared.local.config import LocalConfig, LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
-from shared.local.shapes import described, gpu_of, gpus_of, shape_of
+from shared.local.shapes import Shape, described, gpu_of, gpus_of, require_gpus, shape_of
 from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.listening import is_loopback
@@ -53,6 +53,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     gpus = [] if settings.config.device in ("cpu", "cuda-on-cpu") else gpus_of(os.environ)
     settings, shape = shaped(settings, len(gpus))
     config = settings.config
+    require_gpus(len(gpus), Shape(config.prefill, config.decode), settings.gpus_each)
     if config.device == "cuda" and not NVIDIA.exists():
         raise StartError(
             "--device cuda needs an NVIDIA GPU and its driver; this machine has none: leave it out"
@@ -91,7 +92,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             environment_of("router", os.environ),
         )
         for number, worker in enumerate(workers):
-            worker.environment = {**worker.environment, **gpu_of(gpus, number)}
+            worker.environment = {**worker.environment, **gpu_of(gpus, number, settings.gpus_each)}
         children = [router, *workers]
         for child in children:
             descriptor = keys["router" if child is router else "worker"]
@@ -112,7 +113,7 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
     """The settings with the numbers of processes for so many GPUs, and what to say of them; empty: nothing."""
     config, given = settings.config, settings.config.model_fields_set
     shape = shape_of(
-        gpus,
+        gpus // settings.gpus_each,
         config.prefill if "prefill" in given else None,
         config.decode if "decode" in given else None,
         whole=settings.decode_computes_prompts,

@@ -47,8 +47,8 @@ def test_a_second_model_is_refused() -> None:
     ("words", "answer"),
     [
         (
-            ["m", "--tensor-parallel-size", "2"],
-            "--tensor-parallel-size is not supported: a worker has one GPU",
+            ["m", "-tp", "2"],
+            "-tp is --tensor-parallel-size N here, with --prefill 0",
         ),
         (["m", "--max-num-seqs=256"], "--max-num-seqs is --max-running-requests N here"),
         (["m", "--gpu-memory-utilization", "0.9"], "is --max-total-tokens N here"),
@@ -83,7 +83,7 @@ def test_no_flag_of_our_own_is_called_foreign_and_what_an_answer_names_is_one() 
         (["run"], "the following arguments are required: MODEL"),
         (["run", "--device", "cpu", "m"], "the model comes first: segue run MODEL [PROMPT] [FLAGS]"),
         (["up", "m", "--modell", "n"], "unknown flag --modell; did you mean --model?"),
-        (["serve", "-pp", "2"], "-pp is not supported: a worker has one GPU"),
+        (["serve", "-pp", "2"], "-pp is not supported: --tensor-parallel-size N gives a worker N GPUs"),
     ],
 )
 def test_a_slip_is_one_sentence_that_names_what_was_meant(words: list[str], sentence: str) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from shared.local.config import load_local
-from shared.local.shapes import gpu_of, gpus_of, shape_of
+from shared.local.shapes import Shape, gpu_of, gpus_of, require_gpus, shape_of
 from shared.local.up import shaped
+from shared.primitives.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,31 @@ def test_each_worker_has_a_gpu_of_its_own_while_there_are_several() -> None:
     ]
     assert gpu_of(["0"], 1) == gpu_of([], 1) == {}
     assert shape_of(2, None, None, whole=True) == (0, 2)
+
+
+def test_workers_of_several_gpus_share_none() -> None:
+    settings, words = shaped(load_local(["m", "--tensor-parallel-size", "2"], {}), 5)
+    assert (settings.config.prefill, settings.config.decode, settings.gpus_each) == (0, 2, 2)
+    assert words.startswith("5 GPUs: 0 prefill and 2 decode processes")
+    gpus = ["0", "1", "GPU-7", "3", "4"]
+    assert [gpu_of(gpus, number, 2) for number in range(2)] == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "GPU-7,3"},
+    ]
+    require_gpus(5, Shape(0, 2), 2)
+    require_gpus(0, Shape(0, 2), 2)
+    require_gpus(1, Shape(1, 1), 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shape", "sentence"),
+    [
+        (8, Shape(1, 2), "--tensor-parallel-size 2 needs --prefill 0"),
+        (3, Shape(0, 2), "--decode 2 and --tensor-parallel-size 2 need 4 GPUs, there are 3"),
+    ],
+)
+def test_gpus_that_are_too_few_or_would_not_be_read_are_refused(
+    gpus: int, shape: Shape, sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        require_gpus(gpus, shape, 2)
