@@ -18,6 +18,7 @@ from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.families import Activation
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
+from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
 from shared.engine.cuda.kernels.int4_tiles import CudaTiles
@@ -32,12 +33,13 @@ from shared.engine.cuda.platform import CudaStream, FlashInferOps, Platform
 from shared.engine.model.gated_mlp import clamped, gated
 from shared.engine.model.ops import ExpertBank, Gated
 from shared.engine.model.torch_ops import TorchOps
-from shared.engine.quantized.fp8 import E4M3, Fp8Products, joined
+from shared.engine.quantized.fp8 import E4M3, LARGEST, Fp8Products, TorchRounding, joined
 from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.int4 import FEW_ROWS, Int4Products, Tiles
 from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.mxfp4 import dequantized
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
+from tests.unit.engine.cuda.kernels.test_fp8_inputs import assert_same, numbers
 from tests.unit.engine.cuda.kernels.test_step_kernels import (
     any_logits,
     any_state,
@@ -181,13 +183,29 @@ def logits_on(gpu: torch.device, folder: Path, steps: tuple[int, ...], dtype: to
     return found
 
 
+@pytest.mark.parametrize("size", [128, 384, 5120, 17_408])
+@pytest.mark.parametrize("rows", [1, 9, 300])
+def test_fp8_inputs_are_rounded_as_on_the_cpu(gpu: torch.device, rows: int, size: int) -> None:
+    """Not as torch rounds them on a GPU, where it divides by a number of the host by multiplying."""
+    kernel, x, scale = CudaRounding.compiled(gpu), numbers(rows, size), torch.tensor(0.7 / LARGEST)
+    assert_same(on_cpu(kernel.blocks(x.to(gpu))), TorchRounding().blocks(x))
+    assert_same(on_cpu(kernel.rows(x.to(gpu))), TorchRounding().rows(x))
+    assert_same(on_cpu(kernel.rows(x.to(gpu), scale.to(gpu))), TorchRounding().rows(x, scale))
+
+
+def on_cpu(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0].cpu(), pair[1].cpu()
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4, 64, 300])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_fp8_products_are_as_near_as_the_rounding_of_their_inputs_allows(
     gpu: torch.device, form: Fp8Format, rows: int
 ) -> None:
     """By torch's kernels where the GPU has them, eagerly and as a graph: the bound is derived in the test beside."""
-    products = Fp8Products.on_gpu(torch.cuda.get_device_capability(gpu), deterministic=False)
+    rounding = CudaRounding.compiled(gpu)
+    capability = torch.cuda.get_device_capability(gpu)
+    products = Fp8Products.on_gpu(capability, deterministic=False, rounding=rounding)
     merged = joined(parts(form, inputs=640, sizes=((256, 1.0), (128, 8.0), (128, 0.1))))
     weight = replace(
         merged,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import ClampedGate
 from shared.engine.checkpoint.families import Activation
-from shared.engine.cuda.kernels.packed_experts import WIDTHS, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import MANY_WIDTHS, WIDTHS, PackedKernels
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.experts import MANY_ROWS, has_grouped
 from shared.engine.model.gated_mlp import clamped, gated
@@ -30,20 +30,38 @@ EXPERTS, CHOSEN, HIDDEN, INNER = 8, 3, 416, 96  # hidden is no multiple of 128, 
 ROWS = (1, 17, 40, 200)  # by each width of a tile, and so many that they are unpacked for
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+TILES = [(width, False) for width in WIDTHS] + [(width, True) for width in MANY_WIDTHS]
+
+
+@pytest.mark.parametrize(("width", "many"), TILES)
 @pytest.mark.parametrize("packing", PackedFormat)
-def test_packed_experts_are_read_exactly(gpu: torch.device, packing: PackedFormat, width: int) -> None:
-    assert_exact(PackedKernels.compiled(gpu), on(every_code(packing), gpu), width)
+def test_packed_experts_are_read_exactly(
+    gpu: torch.device, packing: PackedFormat, width: int, many: bool
+) -> None:
+    assert_exact(PackedKernels.compiled(gpu), on(every_code(packing), gpu), width, many=many)
 
 
+@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("tokens", [1, 7, 64, 500])
 @pytest.mark.parametrize("shape", [(2880, 5760), (768, 2048), (1184, 136)], ids=str)
 @pytest.mark.parametrize("kind", MATRICES)
 def test_products_of_packed_experts_are_sums_rounded_once(
-    gpu: torch.device, kind: str, shape: tuple[int, int], tokens: int
+    gpu: torch.device, kind: str, shape: tuple[int, int], tokens: int, many: bool
 ) -> None:
     inputs, outputs = shape
-    assert_sums(PackedKernels.compiled(gpu), on(MATRICES[kind](8, outputs, inputs), gpu), tokens)
+    assert_sums(PackedKernels.compiled(gpu), on(MATRICES[kind](8, outputs, inputs), gpu), tokens, many=many)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 5), (64, 128), (8192, 128), (3000, 1000)])
+def test_rows_of_packed_experts_are_sorted_and_weighed(gpu: torch.device, tokens: int, experts: int) -> None:
+    kernels, rows = PackedKernels.compiled(gpu), 4 * tokens
+    chosen = torch.rand(tokens, experts, device=gpu).topk(4).indices
+    order = kernels.plan(chosen, experts).order.long()
+    assert torch.equal(order.sort().values, torch.arange(rows, device=gpu))
+    assert torch.equal(chosen.flatten()[order], chosen.flatten().sort().values)
+    x, weights = torch.randn(rows, 768, device=gpu).bfloat16(), torch.rand(tokens, 4, device=gpu)
+    wanted = (x.view(tokens, 4, -1).double() * weights.unsqueeze(2)).sum(1)
+    assert ((kernels.weigh(x, weights).double() - wanted).abs() <= 2**-8 * wanted.abs() + 2**-20).all()
 
 
 @pytest.mark.parametrize("kind", MATRICES)

@@ -24,6 +24,7 @@ from shared.engine.checkpoint.dtypes import Dtypes
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import Gemv
 from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
 from shared.engine.cuda.kernels.int4_tiles import CudaTiles
@@ -140,7 +141,10 @@ def cuda_platform(deterministic: bool, collectives: Collectives = ALONE) -> Plat
     forward, copies = CudaStream(device), CudaStream(device)
     heads = CudaHeadWriter.compiled(device)
     narrow = NarrowProducts.on_gpu(
-        capability, deterministic=deterministic, dequantize=CudaTiles.compiled(device)
+        capability,
+        deterministic=deterministic,
+        dequantize=CudaTiles.compiled(device),
+        rounding=CudaRounding.compiled(device),
     )
 
     def attention(config: ModelConfig, cache: KVCache, slots: int, dtype: torch.dtype) -> FlashInferAttention:

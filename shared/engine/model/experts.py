@@ -185,13 +185,14 @@ class ExpertRows:
     order: Tensor  # int32 [rows]
     tiles: Tensor  # int32 [as many as any choice needs, 3]: expert, first place in the order, rows
     width: int  # rows of a tile, at most
+    many: bool = False  # by the kernel that unpacks a weight once for all rows of a wide tile
 
 
 class PackedProducts(Protocol):
     """Products that read packed weights, and each of them about once where an expert's rows are few."""
 
-    def plan(self, chosen: Tensor, experts: int) -> ExpertRows:
-        """Sort rows by their expert; chosen int64, of any shape."""
+    def plan(self, chosen: Tensor, experts: int, *, many: bool = False) -> ExpertRows:
+        """Sort rows by their expert; chosen int64, of any shape. `many`: for products of many rows."""
 
     def multiply(self, x: Tensor, rows: ExpertRows, weights: PackedMatrices, bias: Tensor | None) -> Tensor:
         """y [rows, outputs] of x [tokens, inputs], each of which so many rows of y read, one after the other.
@@ -199,9 +200,16 @@ class PackedProducts(Protocol):
         bias [experts, outputs].
         """
 
+    def weigh(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """y [tokens, size] of x's type: sums of each token's rows times weights float32 [tokens, experts of a token].
 
-# Rows of an expert on average from which it takes less time to unpack all weights, by what both read and compute.
-MANY_ROWS = 64
+        A row of weight 0 may be any bits: its expert is on another rank.
+        """
+
+
+# Rows of an expert on average from which wide tiles take less time, and from which it takes less to unpack all weights.
+MANY_ROWS = 32
+UNPACKED_ROWS = 64
 
 
 class PackedExperts:
@@ -217,12 +225,12 @@ class PackedExperts:
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `ExpertProducts`."""
         bank, few = self._bank, self._few
-        if self._many is not None and chosen.numel() > MANY_ROWS * (bank.layer_experts or bank.experts):
+        rows, experts = chosen.numel(), bank.layer_experts or bank.experts
+        if self._many is not None and rows > UNPACKED_ROWS * experts:
             return self._many(x, chosen, weights)
-        plan = few.plan(chosen, bank.experts)
-        rows = self._gated(few.multiply(x, plan, bank.gate_up, bank.gate_up_bias))
-        rows = few.multiply(rows, plan, bank.down, bank.down_bias)
-        return _weighted(rows, weights, cut=bank.layer_experts is not None).to(x.dtype)
+        plan = few.plan(chosen, bank.experts, many=rows > MANY_ROWS * experts)
+        y = self._gated(few.multiply(x, plan, bank.gate_up, bank.gate_up_bias))
+        return few.weigh(few.multiply(y, plan, bank.down, bank.down_bias), weights)
 
 
 def _weighted(rows: Tensor, weights: Tensor, *, cut: bool) -> Tensor:

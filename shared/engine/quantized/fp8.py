@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -116,6 +117,39 @@ def joined(parts: Sequence[Fp8Weight]) -> Fp8Weight:
 # ---- ways to compute -------------------------------------------------------------------------------------------------
 
 
+class Rounding(Protocol):
+    """How inputs of linears become numbers of 8 bits and their scales."""
+
+    def rows(self, x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `rounded`."""
+
+    def blocks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `rounded_by_blocks`, of as many rows as `padded_rows` says; scales lie column by column."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchRounding:
+    """`Rounding` in plain torch: what kernels are compared with."""
+
+    def rows(self, x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `rounded`."""
+        return rounded(x, scale)
+
+    def blocks(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Rounding`."""
+        rows = len(x)
+        values, scales = rounded_by_blocks(functional.pad(x, (0, 0, 0, padded_rows(rows) - rows)))
+        return values, scales.t().contiguous().t()
+
+
+IN_TORCH = TorchRounding()
+
+
+def padded_rows(rows: int) -> int:
+    """Rows that a product by blocks of so many takes."""
+    return rows + -rows % _ROWS_STEP
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8Products:
     """What torch multiplies in 8 bits on a device."""
@@ -123,13 +157,16 @@ class Fp8Products:
     by_rows: bool = False
     by_blocks: bool = False
     step: int = 1  # of which numbers of inputs and outputs are multiples
+    rounding: Rounding = IN_TORCH  # by a kernel on a GPU
 
     @classmethod
-    def on_gpu(cls, capability: tuple[int, int], *, deterministic: bool) -> Fp8Products:
+    def on_gpu(
+        cls, capability: tuple[int, int], *, deterministic: bool, rounding: Rounding = IN_TORCH
+    ) -> Fp8Products:
         """Products of a GPU. How kernels divide one may depend on the rows, so deterministic mode has none."""
         if deterministic:
             return cls()
-        return cls(capability >= _FP8_CAPABILITY, capability == _BLOCKS_CAPABILITY, _STEP)
+        return cls(capability >= _FP8_CAPABILITY, capability == _BLOCKS_CAPABILITY, _STEP, rounding)
 
     def way(self, form: Fp8Format) -> str:
         """How linears of this format are computed, for descriptions and fingerprints."""
@@ -140,7 +177,8 @@ class Fp8Products:
         outputs, inputs = weight.values.shape
         if not self._takes(weight.blocks, outputs, inputs) or (weight.blocks and not weight.whole):
             return _ByDequantized(weight, bias)
-        return ByBlocks(weight, bias) if weight.blocks else _ByRows(weight, bias)
+        made = ByBlocks if weight.blocks else _ByRows
+        return made(weight, bias, self.rounding)
 
     def check(self, quantization: Quantization | None, dtype: torch.dtype) -> None:
         """Raise `ConfigError` for a type that the kernels do not compute: those by rows give bfloat16 alone."""
@@ -201,13 +239,14 @@ class _ByDequantized:
 class _ByRows:
     """Every output has a scale, and so has every row of inputs."""
 
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, rounding: Rounding) -> None:
         self._values, self._bias = weight.values.t(), bias  # [inputs, outputs], column by column
+        self._rounding = rounding
         self._scales = weight.scales.t().contiguous()  # [1, outputs]
         self._input_scale = weight.input_scale
 
     def __call__(self, x: Tensor) -> Tensor:
-        values, scales = rounded(x, self._input_scale)
+        values, scales = self._rounding.rows(x, self._input_scale)
         return torch._scaled_mm(
             values, self._values, scale_a=scales, scale_b=self._scales, bias=self._bias, out_dtype=x.dtype
         )
@@ -216,8 +255,8 @@ class _ByRows:
 class ByBlocks:
     """Every 128 by 128 numbers of the weight have a scale, and so have every 128 numbers of a row of inputs."""
 
-    def __init__(self, weight: Fp8Weight, bias: Tensor | None) -> None:
-        self._values, self._bias = weight.values.t(), bias
+    def __init__(self, weight: Fp8Weight, bias: Tensor | None, rounding: Rounding) -> None:
+        self._values, self._bias, self._rounding = weight.values.t(), bias, rounding
         scales = weight.scales[::BLOCK]  # [⌈outputs / 128⌉, inputs / 128]
         blocks = scales.shape[1]
         # Not `pad`, which keeps the strides of a view: torch refuses those of a single row.
@@ -228,12 +267,12 @@ class ByBlocks:
     def __call__(self, x: Tensor) -> Tensor:
         """x bfloat16 [rows, inputs] → [rows, outputs]."""
         rows = len(x)
-        values, scales = rounded_by_blocks(functional.pad(x, (0, 0, 0, -rows % _ROWS_STEP)))
+        values, scales = self._rounding.blocks(x)
         recipes = functional.ScalingType
         y = functional.scaled_mm(
             values,
             self._values,
-            scales.t().contiguous().t(),  # column by column
+            scales,
             recipes.BlockWise1x128,
             self._scales,
             recipes.BlockWise128x128,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shared.engine.quantized import fp8, int4_packings
 from shared.engine.quantized.formats import Quantization, WeightFormat
-from shared.engine.quantized.fp8 import Fp8Linear, Fp8Products, Fp8Weight
+from shared.engine.quantized.fp8 import IN_TORCH, Fp8Linear, Fp8Products, Fp8Weight, Rounding
 from shared.engine.quantized.int4 import Dequantize, Int4Linear, Int4Products, Tiles
 from shared.engine.quantized.int4_formats import Int4Format
 from shared.engine.quantized.int4_packings import Int4Weight
@@ -52,10 +52,11 @@ class NarrowProducts:
         *,
         deterministic: bool,
         dequantize: Dequantize = Tiles.dequantized,
+        rounding: Rounding = IN_TORCH,
     ) -> NarrowProducts:
         """Products of a GPU of this compute capability."""
         return cls(
-            Fp8Products.on_gpu(capability, deterministic=deterministic),
+            Fp8Products.on_gpu(capability, deterministic=deterministic, rounding=rounding),
             Int4Products.on_gpu(capability, deterministic=deterministic, dequantize=dequantize),
         )
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import Gemv
 from shared.engine.cuda.kernels.int4_tiles import CudaTiles
-from shared.engine.cuda.kernels.packed_experts import PackedKernels
+from shared.engine.cuda.kernels.packed_experts import MANY_WIDTHS, WIDTHS, PackedKernels
 from shared.engine.cuda.kernels.step_kernels import CudaKernels
-from shared.engine.model.experts import GroupedExperts, PackedExperts, UnpackedProducts
-from shared.engine.model.ops import PackedBank
+from shared.engine.model.experts import ExpertRows, GroupedExperts, PackedExperts, UnpackedProducts
+from shared.engine.model.ops import ExpertProducts, PackedBank
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
@@ -133,7 +134,11 @@ def filters() -> None:
 
 def as_served(weights: list[Tensor], x: Tensor) -> list[str]:
     """How linears of 8 bits are computed, and microseconds of each: by row and by blocks."""
-    products = Fp8Products.on_gpu(torch.cuda.get_device_capability(), deterministic=False)
+    products = Fp8Products.on_gpu(
+        torch.cuda.get_device_capability(),
+        deterministic=False,
+        rounding=CudaRounding.compiled(torch.device("cuda")),
+    )
     outputs, inputs = weights[0].shape
     told = []
     for form in (Fp8Format(Scales.CHANNEL), Fp8Format(Scales.BLOCK)):
@@ -259,22 +264,42 @@ def experts() -> None:
             torch.bfloat16,
         )
         gate = TorchOps().silu_and_mul
-        few = PackedExperts(bank, gate, kernels, None)
-        many = GroupedExperts(bank, gate, UnpackedProducts(kernels.unpack))
-        for tokens in (1, 4, 16, 64, 256, 1024, 4096):
+        ways: dict[str, ExpertProducts] = {
+            f"{'many' if many else 'few'} by {widths}": PackedExperts(
+                bank, gate, Tiled(kernels, widths, many), None
+            )
+            for widths, many in ((WIDTHS, False), *(((width,), True) for width in MANY_WIDTHS))
+        }
+        ways["unpacked"] = GroupedExperts(bank, gate, UnpackedProducts(kernels.unpack))
+        for tokens in (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
             x = torch.randn(tokens, hidden, device="cuda").bfloat16()
             of_token = torch.rand(tokens, count, device="cuda").topk(chosen).indices
             weights = torch.rand(tokens, chosen, device="cuda")
             touched = len(set(of_token.flatten().tolist()))
             size = touched * sum(each.nbytes // count for each in (bank.gate_up, bank.down))
-            own, unpacked = (
-                microseconds(lambda _, made=made, given=(x, of_token, weights): made(*given), 10)  # type: ignore[misc]
-                for made in (few, many)
-            )
-            say(
-                f"{name}, {tokens} tokens: packed {own:.0f} us, unpacked {unpacked:.0f} us; "
-                f"{touched} experts, {size / 1e6:.0f} MB"
-            )
+            taken = {
+                way: microseconds(lambda _, made=made, given=(x, of_token, weights): made(*given), 10)  # type: ignore[misc]
+                for way, made in ways.items()
+            }
+            taken["of them sorting"] = microseconds(
+                lambda _, of=of_token, count=count: kernels.plan(of, count), 10
+            )  # type: ignore[misc]
+            rows = torch.randn(tokens * chosen, hidden, device="cuda").bfloat16()
+            taken["weighing"] = microseconds(lambda _, of=(rows, weights): kernels.weigh(*of), 10)  # type: ignore[misc]
+            times = ", ".join(f"{way} {spent:.0f}" for way, spent in taken.items())
+            say(f"{name}, {tokens} tokens, us: {times}; {touched} experts, {size / 1e6:.0f} MB")
+
+
+class Tiled:
+    """Packed products in tiles of these widths, whatever the number of rows."""
+
+    def __init__(self, kernels: PackedKernels, widths: tuple[int, ...], many: bool) -> None:
+        self._kernels, self._widths, self._many = kernels, widths, many
+        self.multiply, self.weigh = kernels.multiply, kernels.weigh
+
+    def plan(self, chosen: Tensor, experts: int, *, many: bool = False) -> ExpertRows:  # noqa: ARG002
+        """See `PackedProducts`."""
+        return self._kernels.plan(chosen, experts, many=self._many, widths=self._widths)
 
 
 PARTS = {"products": products, "filters": filters, "formats": formats, "int4": int4, "experts": experts}

@@ -5,178 +5,15 @@
 // outputs of a weight as their rows and the rows of x as their columns. Sums are of float32, in an order that depends on
 // nothing but the shape of the weight: a row's bits are the same in any batch. Which expert a row chose is read on the
 // device alone, and blocks are as many as the worst choice needs; those left over end at once.
-//
-// Three formats. MXFP4: 16 bytes of 32 numbers and a power of two. FP8 (e4m3): a float32 scale for 128 inputs or for all,
-// of so many outputs. INT4: numbers whose groups have a scale and a zero. A scale of MXFP4 is multiplied with each number,
-// which is exact; one of FP8 with the sum of 128 products; of INT4 each weight is rounded to bfloat16 once, as those of
-// linears are (shared/engine/quantized/int4.py).
+// The formats are in packed_formats.cuh.
 
-#include "numbers16.cuh"
-#include "overlap.cuh"
+#include "packed_formats.cuh"
 
-typedef unsigned char u8;
-
-#define CHUNK 32         // numbers of a weight's row that a lane reads: all with one scale
-#define LANES_A_ROW 4    // that read neighbouring chunks
-#define SPAN (CHUNK * LANES_A_ROW)
-#define SIDE 16          // outputs of a product of tensor cores …
-#define COLUMN 8         // … and rows of x
-#define SIDES 2          // such products of a warp, one above the other
+#define SIDES 2     // products of a warp, one above the other
 #define OUTPUTS (SIDE * SIDES)
-#define WARPS 4          // of a block
-#define QUARTER 8        // numbers that are unpacked at once
-#define ITEMS 1024       // parts of rows that `plan_experts` counts
-#define TILE_WORDS 3     // expert, its first row in the order, its rows
-
-struct alignas(16) Words4 {
-  unsigned of[4];
-};
-
-__device__ static inline Words4 load_packed(const u8* from) {
-  Words4 words;
-#ifdef __CUDA_ARCH__
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.of[0]), "=r"(words.of[1]), "=r"(words.of[2]), "=r"(words.of[3])
-               : "l"(from));
-#else
-  __builtin_memcpy(&words, from, sizeof words);
-#endif
-  return words;
-}
-
-__device__ static inline Words4 load_row(const BFloat16* from) {
-  return *reinterpret_cast<const Words4*>(from);
-}
-
-// What two numbers of bfloat16 are multiplied with, and what is added.
-struct Factors {
-  unsigned by, plus;
-};
-
-#define NOTHING 0x80008000u  // twice -0, which added changes no sign
-#define TWICE 0x00010001u    // a number of 16 bits times this stands in both halves
-
-// Two numbers of bfloat16, each times its factor and plus its addend, rounded once.
-__device__ static inline unsigned times(unsigned pair, Factors factors) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  unsigned found;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(found) : "r"(pair), "r"(factors.by), "r"(factors.plus));
-  return found;
-#else
-  unsigned found = 0;
-  for (int half = 0; half < 32; half += 16) {
-    const BFloat16 a = {(u16)(pair >> half)}, b = {(u16)(factors.by >> half)}, c = {(u16)(factors.plus >> half)};
-    BFloat16 both;
-    narrow(wide(a) * wide(b) + wide(c), both);  // numbers of 4 bits times 8: exact in float32, and so are such sums
-    found |= (unsigned)both.bits << half;
-  }
-  return found;
-#endif
-}
-
-// Bytes of two words, by four numbers of 4 bits: 0 to 3 are those of `low`.
-__device__ static inline unsigned bytes_of(unsigned low, unsigned high, unsigned places) {
-#ifdef __CUDA_ARCH__
-  unsigned found;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(found) : "r"(low), "r"(high), "r"(places));
-  return found;
-#else
-  const unsigned long long both = (unsigned long long)high << 32 | low;
-  unsigned found = 0;
-  for (int i = 0; i < 4; ++i) found |= (unsigned)(both >> (places >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-  return found;
-#endif
-}
-
-// sums [16, 8] += a [16, 16] · b [16, 8], spread over a warp: lane 4 r + c has of a the numbers 2c, 2c + 1 of rows r and
-// r + 8, then 2c + 8, 2c + 9 of both; of column r of b the same numbers; of sums those of columns 2c, 2c + 1.
-__device__ static inline void multiply_add(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-#ifdef __CUDA_ARCH__
-#if __CUDA_ARCH__ >= 800
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
-#else
-  multiply_add_on_cpu(sums, a, b);
-#endif
-}
-
-// The weights of all experts of a layer: values [experts, outputs, inputs], packed. MXFP4: scales [experts, outputs,
-// inputs / 32] of bytes. FP8: scales [experts, ⌈outputs / scale_rows⌉, scale_columns] of float32, where scale_columns is
-// 1 or ⌈inputs / 128⌉. INT4: scales [experts, outputs, scale_columns] of float32, and as many zeros of bytes.
-struct Bank {
-  const u8* values;
-  const void* scales;
-  const u8* zeros;
-  int scale_rows, scale_columns;
-  int inputs, outputs;
-};
-
-__device__ static inline float scale_of(const Bank& bank, int expert, int output, int span) {
-  const i64 rows = (bank.outputs + bank.scale_rows - 1) / bank.scale_rows;
-  const i64 row = expert * rows + output / bank.scale_rows;
-  return ((const float*)bank.scales)[row * bank.scale_columns + (bank.scale_columns > 1 ? span : 0)];
-}
-
-// ---- formats: a chunk of a row of a weight, and what its numbers are ------------------------------------------------
-// A quarter of a chunk, eight numbers in order, becomes four pairs: (0, 4), (1, 5), (2, 6), (3, 7).
-
-struct Mxfp4 {
-  static const int BYTES = 16, AHEAD = 2;
-  static const bool SCALED_SUMS = false;
-  // Scales are powers of two from 2^-127 on; a factor is one divided by 2^20, times the 2^126 that bits of exponents
-  // lack when they are moved: 148 is the largest that bfloat16 holds so. Sums get the 2^20 at last.
-  static __device__ float last() { return 1048576.0f; }
-  static __device__ int scales_a_row(const Bank& bank) { return bank.inputs / CHUNK; }
-  static __device__ int chunks_a_scale_log2(const Bank&) { return 0; }
-  static __device__ Factors factors(const Bank& bank, i64 place) {
-    return {(unsigned)(((const u8*)bank.scales)[place] + 106) * 0x00800080u, NOTHING};
-  }
-  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
-    const unsigned codes = chunk[0].of[quarter] << (12 - 4 * i);
-    return times((codes & 0x80008000u) | ((codes >> 6) & 0x01c001c0u), factors);
-  }
-};
-
-struct Fp8 {
-  static const int BYTES = 32, AHEAD = 1;
-  static const bool SCALED_SUMS = true;
-  static __device__ float last() { return 1.0f; }
-  static __device__ int scales_a_row(const Bank&) { return 0; }
-  static __device__ int chunks_a_scale_log2(const Bank&) { return 0; }
-  static __device__ Factors factors(const Bank&, i64) { return {0x7b807b80u, NOTHING}; }  // 2^120, which exponents lack
-  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
-    const unsigned* words = chunk[quarter / 2].of + quarter % 2 * 2;
-    const unsigned codes = bytes_of(words[0], words[1], 0x4000u + 0x1010u * i);
-    return times((codes & 0x80008000u) | ((codes >> 4) & 0x07f007f0u), factors);
-  }
-};
-
-// A weight is (number - 8) * scale + zero: scale and zero are rounded to bfloat16, and their sum once more.
-struct Int4 {
-  static const int BYTES = 16, AHEAD = 2;
-  static const bool SCALED_SUMS = false;
-  static __device__ float last() { return 1.0f; }
-  static __device__ int scales_a_row(const Bank& bank) { return bank.scale_columns; }
-  static __device__ int chunks_a_scale_log2(const Bank& bank) {
-    int log2 = 0;
-    while (bank.scale_columns << log2 < bank.inputs / CHUNK) ++log2;
-    return log2;
-  }
-  static __device__ Factors factors(const Bank& bank, i64 place) {
-    BFloat16 scale, zero;
-    narrow(((const float*)bank.scales)[place], scale);
-    narrow((float)(8 - bank.zeros[place]) * wide(scale), zero);
-    return {scale.bits * TWICE, zero.bits * TWICE};
-  }
-  // The first of two numbers lies in the upper half of its byte. 128 and a number of 4 bits are bits of bfloat16.
-  static __device__ unsigned pair(const Words4* chunk, int quarter, int i, Factors factors) {
-    const unsigned numbers = chunk[0].of[quarter] >> 4 * (i ^ 1) & 0x000f000fu;
-    return times(times(numbers | 0x43004300u, {0x3f803f80u, 0xc308c308u}), factors);  // less 136
-  }
-};
+#define WARPS 4     // of a block
+#define ITEMS 1024  // experts at most
+#define EACH 8      // neighbours that `weigh_rows` sums in a thread
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
@@ -249,8 +86,8 @@ __device__ static inline void multiply(const BFloat16* x, i64 x_stride, int chos
           const Words4 words = load_row(x_of[c] + at[ahead] * CHUNK + quarter * QUARTER);
 #pragma unroll
           for (int step = 0; step < 2; ++step) {
-            b[step][c][0] = bytes_of(words.of[step], words.of[step + 2], 0x5410u) & mask[ahead];
-            b[step][c][1] = bytes_of(words.of[step], words.of[step + 2], 0x7632u) & mask[ahead];
+            pairs_of<Format>(words, step, b[step][c]);
+            for (int i = 0; i < 2; ++i) b[step][c][i] &= mask[ahead];
           }
         }
 #pragma unroll
@@ -334,33 +171,29 @@ __device__ static inline int add_up(int (*lists)[ITEMS], int count) {
   return own;
 }
 
-// chosen [rows]: the expert of each row. Writes order [rows], the rows of expert 0, then those of expert 1 …, and
-// tiles [count, TILE_WORDS] of at most `width` rows, those that are not needed without rows. One block, of any number of
-// threads; experts are at most ITEMS. Each expert's rows are looked for by as many threads as there are.
+// chosen [rows]: the expert of each row, or `experts` where it is on another rank. Writes order [rows], the rows of expert 0, then those of expert 1 …, each
+// expert's in any order, and tiles [count, TILE_WORDS] of at most `width` rows, those that are not needed without rows.
+// One block, of any number of threads.
 extern "C" __global__ void plan_experts(const i64* chosen, int rows, int experts, int width, int count, int* order,
                                         int* tiles) {
-  __shared__ int counts[2][ITEMS], needed[2][ITEMS];
-  const int shares = ITEMS / experts, items = experts * shares;
+  __shared__ int counts[2][ITEMS], needed[2][ITEMS], next[ITEMS];
   let_next_begin();
   wait_for_previous();
-  for (int item = threadIdx.x; item < items; item += blockDim.x) {
-    int found = 0;
-    for (int row = item % shares; row < rows; row += shares) found += chosen[row] == item / shares;
-    counts[0][item] = found;
-  }
-  const int* ends = counts[add_up(counts, items)];
-  for (int item = threadIdx.x; item < items; item += blockDim.x) {
-    int at = item ? ends[item - 1] : 0;
-    for (int row = item % shares; row < rows; row += shares)
-      if (chosen[row] == item / shares) order[at++] = row;
-  }
+  for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) counts[0][expert] = 0;
+  __syncthreads();
+  for (int row = threadIdx.x; row < rows; row += blockDim.x)
+    if (chosen[row] < experts) atomicAdd(&counts[0][chosen[row]], 1);
+  const int* ends = counts[add_up(counts, experts)];
   for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
-    const int first = expert ? ends[expert * shares - 1] : 0, own = ends[(expert + 1) * shares - 1] - first;
-    needed[0][expert] = (own + width - 1) / width;
+    next[expert] = expert ? ends[expert - 1] : 0;
+    needed[0][expert] = (ends[expert] - next[expert] + width - 1) / width;
   }
+  __syncthreads();
+  for (int row = threadIdx.x; row < rows; row += blockDim.x)
+    if (chosen[row] < experts) order[atomicAdd(&next[chosen[row]], 1)] = row;
   const int* tile_ends = needed[add_up(needed, experts)];
   for (int expert = threadIdx.x; expert < experts; expert += blockDim.x) {
-    const int first = expert ? ends[expert * shares - 1] : 0, end = ends[(expert + 1) * shares - 1];
+    const int first = expert ? ends[expert - 1] : 0, end = ends[expert];
     int* tile = tiles + (i64)(expert ? tile_ends[expert - 1] : 0) * TILE_WORDS;
     for (int row = first; row < end; row += width, tile += TILE_WORDS) {
       tile[0] = expert;
@@ -370,6 +203,25 @@ extern "C" __global__ void plan_experts(const i64* chosen, int rows, int experts
   }
   for (int i = tile_ends[experts - 1] + threadIdx.x; i < count; i += blockDim.x)
     for (int word = 0; word < TILE_WORDS; ++word) tiles[i * TILE_WORDS + word] = 0;
+}
+
+// rows [tokens * chosen, size], weights [tokens, chosen] → y [tokens, size]: sums of a token's rows times its weights, of
+// float32, rounded once; a row of weight 0 counts for nothing, whatever its bits. A thread sums EACH numbers.
+extern "C" __global__ void weigh_rows(const BFloat16* rows, const float* weights, int tokens, int chosen, int size,
+                                      BFloat16* y) {
+  const i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * EACH, token = at / size, first = at % size;
+  let_next_begin();
+  wait_for_previous();
+  if (token >= tokens) return;
+  float sums[EACH] = {};
+  for (int i = 0; i < chosen; ++i) {
+    const float weight = weights[token * chosen + i];
+    const Neighbours<BFloat16, EACH> row = neighbours<BFloat16, EACH>(rows + (token * chosen + i) * size + first);
+    for (int j = 0; j < EACH; ++j) sums[j] += weight != 0.0f ? wide(row.of[j]) * weight : 0.0f;
+  }
+  Neighbours<BFloat16, EACH> found;
+  for (int j = 0; j < EACH; ++j) narrow(sums[j], found.of[j]);
+  *reinterpret_cast<Neighbours<BFloat16, EACH>*>(y + at) = found;
 }
 
 // ---- numbers of bfloat16, where rows are many -----------------------------------------------------------------------
@@ -397,8 +249,8 @@ __device__ static inline void unpack(Bank bank, int first, int rows, i64 all, BF
     for (int i = 0; i < QUARTER / 2; ++i) {
       const unsigned pair = Format::pair(read, quarter, i, factors);
       const BFloat16 low = {(u16)pair}, high = {(u16)(pair >> 16)};
-      narrow(wide(low) * scale, found.of[i]);
-      narrow(wide(high) * scale, found.of[i + QUARTER / 2]);
+      narrow(wide(low) * scale, found.of[Format::NEIGHBOURS ? 2 * i : i]);
+      narrow(wide(high) * scale, found.of[Format::NEIGHBOURS ? 2 * i + 1 : i + QUARTER / 2]);
     }
     *reinterpret_cast<Neighbours<BFloat16, QUARTER>*>(wide_numbers + at * CHUNK + quarter * QUARTER) = found;
   }

@@ -1,4 +1,4 @@
-"""Products of experts from packed weights by `packed_experts.cu`, for as few rows or as many as there are."""
+"""Products of experts from packed weights: by `packed_experts.cu` for few rows, by `packed_many.cu` for many."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ from shared.engine.model.ops import Bank, ExpertProducts, Gated, PackedBank
 from shared.engine.quantized.packed_matrices import PackedMatrices
 
 SOURCE = Path(__file__).with_name("packed_experts.cu")
+MANY_SOURCE = Path(__file__).with_name("packed_many.cu")
 EXPERTS_MAX = 1024  # of a layer
-WIDTHS = (8, 16, 32)  # rows of a tile
+WIDTHS = (8, 16, 32)  # rows of a tile, where they are few …
+MANY_WIDTHS = (32, 64)  # … and where they are many
 _THREADS = 128
 _PLAN_THREADS = 1024
-_UNPACK_THREADS = 256
-_OUTPUTS = 32  # of a block
+_UNPACK_THREADS = _WEIGH_THREADS = 256
+_EACH = 8  # numbers that a thread sums at once
+_OUTPUTS, _MANY_OUTPUTS = 32, 128  # of a block
 _CHUNK = 32  # numbers that a thread unpacks
 _TILE_WORDS = 3
 _ALIGNED = 16  # bytes
@@ -39,34 +42,36 @@ def tiles_max(rows: int, experts: int, width: int) -> int:
     return min(rows, rows // width + min(rows, experts))
 
 
-def width_of(rows: int, experts: int) -> int:
+def width_of(rows: int, experts: int, widths: tuple[int, ...] = WIDTHS) -> int:
     """Rows of a tile: what an expert has on average, so that most experts are read once."""
-    return next((width for width in WIDTHS if rows <= width // 2 * experts), WIDTHS[-1])
+    return next((width for width in widths if rows <= width // 2 * experts), widths[-1])
 
 
 class PackedKernels:
     """See `PackedProducts`. All depends on shapes alone, so it can be captured as a CUDA graph."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, few: Launch, many: Launch) -> None:
+        self._launch, self._many = few, many
 
     @classmethod
     def compiled(cls, device: torch.device) -> PackedKernels:
         """Compiled for this GPU. Raises `StartError` if it cannot be."""
-        return cls(compiled(SOURCE, device, waits=True))
+        return cls(*(compiled(source, device, waits=True) for source in (SOURCE, MANY_SOURCE)))
 
-    def plan(self, chosen: Tensor, experts: int) -> ExpertRows:
-        """See `PackedProducts`."""
+    def plan(
+        self, chosen: Tensor, experts: int, *, many: bool = False, widths: tuple[int, ...] = ()
+    ) -> ExpertRows:
+        """See `PackedProducts`; `widths` of tiles to choose from, if others than those that are taken."""
         assert experts <= EXPERTS_MAX
         assert chosen.is_contiguous()
         rows = chosen.numel()
-        width = width_of(rows, experts)
+        width = width_of(rows, experts, widths or (MANY_WIDTHS if many else WIDTHS))
         count = tiles_max(rows, experts, width)
         order = torch.empty(rows, dtype=torch.int32, device=chosen.device)
         tiles = torch.empty(count, _TILE_WORDS, dtype=torch.int32, device=chosen.device)
         numbers = (ctypes.c_int(each) for each in (rows, experts, width, count))
         run_kernel(self._launch, "plan_experts", 1, _PLAN_THREADS, chosen, *numbers, order, tiles)
-        return ExpertRows(order, tiles, width)
+        return ExpertRows(order, tiles, width, many)
 
     def multiply(self, x: Tensor, rows: ExpertRows, weights: PackedMatrices, bias: Tensor | None) -> Tensor:
         """See `PackedProducts`; x of bfloat16."""
@@ -78,10 +83,13 @@ class PackedKernels:
         assert x.data_ptr() % _ALIGNED == weights.values.data_ptr() % _ALIGNED == 0
         assert x.dtype == torch.bfloat16
         y = x.new_empty(count, weights.outputs)
+        launch, kind, outputs = (
+            (self._many, "many", _MANY_OUTPUTS) if rows.many else (self._launch, "multiply", _OUTPUTS)
+        )
         run_kernel(
-            self._launch,
-            f"multiply_{weights.packing.value}_{rows.width}",
-            len(rows.tiles) * -(-weights.outputs // _OUTPUTS),
+            launch,
+            f"{kind}_{weights.packing.value}_{rows.width}",
+            len(rows.tiles) * -(-weights.outputs // outputs),
             _THREADS,
             x,
             ctypes.c_longlong(x.stride(0)),
@@ -92,6 +100,24 @@ class PackedKernels:
             bias,
             ctypes.c_int(inputs),
             ctypes.c_int(weights.outputs),
+            y,
+        )
+        return y
+
+    def weigh(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """See `PackedProducts`; rows of bfloat16, their size a multiple of 8."""
+        (tokens, chosen), size = weights.shape, rows.shape[1]
+        assert rows.is_contiguous()
+        assert size % _EACH == 0
+        y = rows.new_empty(tokens, size)
+        run_kernel(
+            self._launch,
+            "weigh_rows",
+            -(-tokens * size // (_EACH * _WEIGH_THREADS)),
+            _WEIGH_THREADS,
+            rows,
+            weights.contiguous(),
+            *(ctypes.c_int(each) for each in (tokens, chosen, size)),
             y,
         )
         return y

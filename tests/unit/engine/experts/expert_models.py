@@ -67,14 +67,14 @@ def _glm4_moe(heads: dict[str, Any] = _HEADS, **switches: Any) -> PreTrainedMode
     return model
 
 
-def _gpt_oss(heads: dict[str, Any] = _HEADS) -> PreTrainedModel:
+def _gpt_oss(heads: dict[str, Any] = _HEADS, limit: float = 1.5) -> PreTrainedModel:
     yarn = {"rope_type": "yarn", "rope_theta": 150_000.0, "factor": 8.0, "truncate": False}
     rope = yarn | {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 64}
     sizes: dict[str, Any] = {
         "num_local_experts": 6,
         "num_experts_per_tok": 2,
         "sliding_window": 20,
-        "swiglu_limit": 1.5,
+        "swiglu_limit": limit,
     }
     switches: dict[str, Any] = {"rope_parameters": rope, "pad_token_id": 0}
     inner = {"intermediate_size": 96}
@@ -94,5 +94,6 @@ EXPERT_FAMILIES["gpt-oss, sinks, windows, biases"] = _gpt_oss
 GPU_EXPERT_FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3-moe": lambda: _qwen3_moe(_GPU_HEADS, norm_topk_prob=True),
     "glm4-moe": lambda: _glm4_moe(_GPU_HEADS, use_qk_norm=True, attention_bias=True),
-    "gpt-oss": lambda: _gpt_oss({"head_dim": 64}),
+    # transformers before 5.18 knows no other limit
+    "gpt-oss": lambda: _gpt_oss({"head_dim": 64}, 7.0),
 }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.kernels.packed_experts import PackedKernels
+from shared.engine.cuda.kernels.packed_experts import MANY_SOURCE, SOURCE, PackedKernels
 from shared.engine.model.experts import ExpertRows
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host, with_headers
 from tests.unit.engine.quantized.mxfp4_models import packed
 
 
@@ -87,17 +89,25 @@ def weights_of(matrices: PackedMatrices) -> Tensor:
     return torch.stack(each)
 
 
-def assert_exact(kernels: PackedKernels, matrices: PackedMatrices, width: int) -> None:
+def host_kernels(folder: Path, right: str = "", wrong: str = "") -> PackedKernels:
+    """Both sources, run on this CPU; with one text in place of another, if they are given."""
+    sources = (SOURCE, MANY_SOURCE)
+    if right:
+        sources = tuple(with_headers(source, folder, right, wrong) for source in sources)
+    return PackedKernels(*(HostLaunch(compile_for_host(source, folder), threads=64) for source in sources))
+
+
+def assert_exact(kernels: PackedKernels, matrices: PackedMatrices, width: int, *, many: bool = False) -> None:
     """Of rows of one number each comes a weight, rounded once, and no sum."""
     inputs, device = matrices.inputs, matrices.values.device
     plan = kernels.plan(torch.zeros(inputs, dtype=torch.int64, device=device), 1)
     tiles = [(0, first, min(width, inputs - first)) for first in range(0, inputs, width)]
-    plan = ExpertRows(plan.order, torch.tensor(tiles, dtype=torch.int32, device=device), width)
+    plan = ExpertRows(plan.order, torch.tensor(tiles, dtype=torch.int32, device=device), width, many)
     found = kernels.multiply(torch.eye(inputs, device=device).bfloat16(), plan, matrices, None)
     assert torch.equal(found, weights_of(matrices)[0].t().bfloat16())
 
 
-def assert_sums(kernels: PackedKernels, matrices: PackedMatrices, tokens: int) -> None:
+def assert_sums(kernels: PackedKernels, matrices: PackedMatrices, tokens: int, *, many: bool = False) -> None:
     """Products, with a bias and without, are the sums that float64 finds, but for rounding. A token has 3 experts."""
     experts, inputs, device = len(matrices.values), matrices.inputs, matrices.values.device
     generator = torch.Generator().manual_seed(inputs)
@@ -107,7 +117,7 @@ def assert_sums(kernels: PackedKernels, matrices: PackedMatrices, tokens: int) -
 
     x, bias = numbers(tokens, inputs + 8)[:, :inputs], numbers(experts, matrices.outputs)  # rows lie apart
     chosen = torch.rand(tokens, experts, generator=generator).topk(3).indices.to(device)
-    plan, of_row = kernels.plan(chosen, experts), chosen.flatten()
+    plan, of_row = kernels.plan(chosen, experts, many=many), chosen.flatten()
     products, sizes = x.new_empty(2, len(of_row), matrices.outputs, dtype=torch.float64)
     rows = x.repeat_interleave(3, 0).double()
     for expert, weight in enumerate(weights_of(matrices)):

@@ -111,7 +111,9 @@ class GpuOps(TorchOps):
     def __init__(self) -> None:
         super().__init__()
         self.narrow_linear = NARROW.linear  # type: ignore[method-assign]
-        kernels = PackedKernels(lambda _name, _blocks, _threads, _arguments: None)  # of the meta device
+        kernels = PackedKernels(
+            *[lambda _name, _blocks, _threads, _arguments: None] * 2
+        )  # of the meta device
         self.experts = GpuExperts(lambda: kernels, (9, 0))  # type: ignore[method-assign]
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -148,11 +150,11 @@ def test_a_feed_forward_block_keeps_no_more_than_was_set_apart(
         most = max(most, live.most)
     planned = len(x) * feed_forward_row(shape) * 2
     of_all = 4 * x.nbytes  # which memory is set apart for beside a block's
-    assert (
-        0.7 * planned
-        < most
-        <= planned + of_all + NARROW.dequantized_bytes(shape.quantization, shape.linears())
-    )
+    assert most <= planned + of_all + NARROW.dequantized_bytes(shape.quantization, shape.linears())
+    if (
+        tokens == 4096 or shape.packed_experts is None
+    ):  # few rows are weighed by a kernel, which keeps nothing
+        assert most > 0.7 * planned
 
 
 @pytest.mark.parametrize("capability", [(8, 9), (9, 0)])
@@ -162,7 +164,7 @@ def test_memory_to_unpack_into_is_set_apart_where_any_layer_takes_it(capability:
     config = PUBLISHED["Qwen3-30B-A3B"].config | {"quantization_config": FORMATS["channel"].config | kept}
     shape = parse_model_config(config)
     assert shape.packed_experts is None
-    kernels = PackedKernels(lambda _name, _blocks, _threads, _arguments: None)
+    kernels = PackedKernels(*[lambda _name, _blocks, _threads, _arguments: None] * 2)
     make, weights, most = GpuExperts(lambda: kernels, capability), DecoderWeights(shape, MetaWeights()), 0
     for number in (0, 1, shape.layers - 1):
         experts = shape.experts[number]
@@ -244,13 +246,16 @@ def test_rows_are_unpacked_for_where_there_are_many_and_a_grouped_product(
     shape, names = _shape("gpt-oss-20b", "mxfp4"), []
     experts = shape.experts[0]
     assert experts is not None
-    kernels = PackedKernels(lambda name, _blocks, _threads, _arguments: names.append(name))
+    kernels = PackedKernels(*[lambda name, _blocks, _threads, _arguments: names.append(name)] * 2)
     weights = DecoderWeights(shape, MetaWeights())
     bank = read_bank(weights, "model.layers.0.mlp.experts", experts, shape.hidden_size, torch.bfloat16)
     products = GpuExperts(lambda: kernels, capability)(bank, TorchOps().silu_and_mul)
-    for tokens in (512, 513):  # of 4 experts each, of 32
+    for tokens in (256, 512, 513):  # of 4 experts each, of 32
         x = torch.empty(tokens, shape.hidden_size, dtype=torch.bfloat16, device="meta")
         chosen = torch.empty(tokens, 4, dtype=torch.int64, device="meta")
         assert products(x, chosen, torch.empty(tokens, 4, device="meta")).shape == x.shape
-    few = ["plan_experts", "multiply_mxfp4_32", "multiply_mxfp4_32"]
-    assert names == few + (["unpack_mxfp4"] * 2 if capability == (9, 0) else few)
+    few, many = (
+        ["plan_experts", *[f"{kind}_mxfp4_{width}"] * 2, "weigh_rows"]
+        for kind, width in (("multiply", 32), ("many", 64))
+    )
+    assert names == few + many + (["unpack_mxfp4"] * 2 if capability == (9, 0) else many)

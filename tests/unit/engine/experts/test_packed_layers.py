@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.kernels.packed_experts import SOURCE, GpuExperts, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels
 from shared.engine.model import experts
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, PackedBank
 from shared.engine.model.torch_ops import TorchOps
-from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES, sized
+from tests.unit.engine.experts.packed_banks import host_kernels
 from tests.unit.engine.experts.test_fp8_experts import tiny_fp8_experts
 from tests.unit.engine.experts.test_int4_experts import mixtral, qwen3_moe, tiny_int4_experts
 from tests.unit.engine.precision import logits_of
@@ -53,7 +53,7 @@ MODELS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> PackedKernels:
-    return PackedKernels(HostLaunch(compile_for_host(SOURCE, tmp_path_factory.mktemp("packed")), threads=64))
+    return host_kernels(tmp_path_factory.mktemp("packed"))
 
 
 class KernelOps(TorchOps):
@@ -89,7 +89,7 @@ def test_many_rows_are_what_torch_makes_of_them_bit_for_bit(
     """In parts of few outputs too: each is unpacked into the memory of the one before."""
     _gpt_oss(tmp_path)
     whole = logits_of(tmp_path, TOKENS, STEPS, TorchOps(), dtype=torch.bfloat16)
-    monkeypatch.setattr(experts, "MANY_ROWS", 0)
+    monkeypatch.setattr(experts, "UNPACKED_ROWS", 0)
     monkeypatch.setattr(experts, "UNPACKED_NUMBERS", 10_000)
     many = KernelOps(GpuExperts(lambda: kernels, (9, 0)))
     assert torch.equal(logits_of(tmp_path, TOKENS, STEPS, many, dtype=torch.bfloat16), whole)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.cuda.kernels.packed_experts import SOURCE, PackedKernels
+from shared.engine.cuda.kernels.packed_experts import PackedKernels
 from shared.engine.model.experts import (
     GroupedExperts,
     PackedExperts,
@@ -22,8 +22,7 @@ from shared.engine.model.ops import Bank, ExpertBank, ExpertProducts, PackedBank
 from shared.engine.model.torch_ops import TorchOps, plain_linear
 from shared.engine.parallel.shares import Share
 from shared.engine.quantized.packed_matrices import PackedMatrices
-from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
-from tests.unit.engine.experts.packed_banks import MATRICES
+from tests.unit.engine.experts.packed_banks import MATRICES, host_kernels
 
 EXPERTS, CHOSEN, TOKENS, HIDDEN, INNER = 7, 3, 11, 64, 32
 GATED = TorchOps().silu_and_mul
@@ -32,9 +31,7 @@ Make = Callable[[Bank], ExpertProducts]
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> PackedKernels:
-    return PackedKernels(
-        HostLaunch(compile_for_host(SOURCE, tmp_path_factory.mktemp("packed_experts")), threads=64)
-    )
+    return host_kernels(tmp_path_factory.mktemp("packed_experts"))
 
 
 def ways(kernels: PackedKernels) -> dict[str, tuple[str | None, Make]]:
@@ -89,7 +86,7 @@ def held_of(bank: Bank, held: range) -> Bank:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("way", ways(PackedKernels(None)))  # type: ignore[arg-type]
+@pytest.mark.parametrize("way", ways(PackedKernels(None, None)))  # type: ignore[arg-type]
 def test_ranks_add_up_to_all_experts(way: str, ranks: int, kernels: PackedKernels) -> None:
     """Also where a rank's experts are nobody's choice, and whatever lies in memory that no expert wrote."""
     packed, make = ways(kernels)[way]

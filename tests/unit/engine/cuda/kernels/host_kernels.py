@@ -14,7 +14,7 @@ _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _KERNEL = re.compile(r"__global__ (?:__launch_bounds__\([^)]*\) )?void (\w+)\(")
 # Threads of these wait for each other, and may be any number; a warp of those waits for itself.
 _BY_BLOCK = {"plan_experts", "highest_of_parts", "draw_of_parts", "filter_rows", "logprobs"}
-_BY_WARP = ("write_heads", "gemv", "multiply")
+_BY_WARP = ("write_heads", "gemv", "multiply", "many", "round_")
 
 
 def skip_without_compiler() -> None:
@@ -48,6 +48,15 @@ def compile_for_host(source: Path, folder: Path) -> Path:
     flags = ["-std=c++20", "-O2", "-ffp-contract=off", "-shared", "-fPIC"]
     subprocess.run(["g++", *flags, "-o", library, text], check=True)
     return library
+
+
+def with_headers(source: Path, folder: Path, right: str, wrong: str) -> Path:
+    """A copy of a source in which one text is another, beside the headers that it includes."""
+    for header in source.parent.glob("*.cuh"):
+        (folder / header.name).write_text(header.read_text().replace(right, wrong))
+    changed = folder / source.name
+    changed.write_text(source.read_text().replace(right, wrong))
+    return changed
 
 
 class HostLaunch:
