@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
-from shared.engine.quantized.fp8 import BLOCK, E4M3, padded_rows
+from shared.engine.quantized.fp8 import E4M3, padded_rows
+from shared.engine.quantized.fp8_formats import BLOCK
 
 SOURCE = Path(__file__).with_name("fp8_inputs.cu")
 _EACH = 8  # numbers of a thread at once

@@ -91,9 +91,9 @@ def weights_of(matrices: PackedMatrices) -> Tensor:
 
 def host_kernels(folder: Path, right: str = "", wrong: str = "") -> PackedKernels:
     """Both sources, run on this CPU; with one text in place of another, if they are given."""
-    sources = (SOURCE, MANY_SOURCE)
+    sources = [SOURCE, MANY_SOURCE]
     if right:
-        sources = tuple(with_headers(source, folder, right, wrong) for source in sources)
+        sources = [with_headers(source, folder, right, wrong) for source in sources]
     return PackedKernels(*(HostLaunch(compile_for_host(source, folder), threads=64) for source in sources))
 
 
