@@ -18,6 +18,7 @@ import pytest
 
 from shared.process.api_keys import key_line, new_key
 from tests.integration.deployments.deployment import LocalDeployment, RoleConfigs, deployment
+from tests.integration.deployments.observing import busy_worker
 from tests.integration.deployments.thread_stop import (
     LINK_STOPPED_SECONDS,
     by_turns,
@@ -29,7 +30,7 @@ from tests.integration.deployments.thread_stop import (
 from tests.integration.oncall.watched import Watched, questions, watched
 from tests.waiting import until
 
-KEYS = {name: new_key() for name in ("greedy", "modest", "limited")}
+KEYS = {name: new_key() for name in ("greedy", "modest", "third", "limited")}
 SUSPECTS = (1, 2, 4, 5, 6, 9, 10)  # quiet while little happens
 SLOTS = 4
 LONG = 3000  # tokens: a stream that outlasts its incident
@@ -43,7 +44,8 @@ def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     keys.write_text("".join(f"{key_line(name, key, limits.get(name, ''))}\n" for name, key in KEYS.items()))
     config: RoleConfigs = {
         "prefill": {"kvPages": 1200},
-        "decode": {"kvPages": 1600, "maxRunningRequests": SLOTS},
+        # with the default its router would continue a hung worker's stream elsewhere
+        "decode": {"kvPages": 1600, "maxRunningRequests": SLOTS, "stepSecondsMax": 60},
         "router": {"apiKeysFile": str(keys), "tokenizerThreads": 1, "localPrefill": "fallback"},
     }
     with deployment("--decode", "2", config=config) as running, watched(running) as watch:
@@ -59,9 +61,9 @@ def watch(watching: Watched) -> Watched:
 
 @contextmanager
 def streams(
-    running: LocalDeployment, key: str, count: int, prompt: str = "Once upon a time"
+    running: LocalDeployment, key: str, count: int, beside: int = 0, prompt: str = "Once upon a time"
 ) -> Iterator[None]:
-    """So many streams of a key that run until the end of the context."""
+    """So many streams of a key that run until the end of the context, beside as many as there are."""
     ending = threading.Event()
     headers = {"authorization": f"Bearer {KEYS[key]}"}
 
@@ -80,13 +82,13 @@ def streams(
     with ThreadPoolExecutor(count) as clients:
         reading = [clients.submit(read, number) for number in range(count)]
         try:
-            until(lambda: running.live_requests("decoding") >= count, 60, f"{count} streams")
+            until(lambda: running.live_requests("decoding") >= beside + count, 60, f"{count} streams")
             yield
         finally:
             ending.set()
         for each in reading:
             each.result(60)
-    until(lambda: not running.live_requests("decoding"), 60, "the end of the streams")
+    until(lambda: running.live_requests("decoding") <= beside, 60, "the end of the streams")
 
 
 def slowed(pid: int) -> AbstractContextManager[None]:
@@ -103,32 +105,42 @@ def test_the_page_has_ten_questions_and_a_query_for_each() -> None:
     assert sorted(questions()) == list(range(1, 11))
 
 
-def test_nobody_is_suspected_while_little_happens(watch: Watched) -> None:
-    with streams(watch.running, "modest", 2), streams(watch.running, "greedy", 2):
+def test_nobody_is_suspected_while_little_happens_and_a_slowed_decode_worker_is_found_by_its_steps(
+    watch: Watched,
+) -> None:
+    slow, _ = watch.running.processes("decode")
+    with (
+        streams(watch.running, "modest", 2),
+        streams(watch.running, "greedy", 1, beside=2),
+        streams(watch.running, "third", 2, beside=3),
+    ):
+        three = "count(sum by (key) (segue_key_context_tokens) > 0) == 3"
+        until(lambda: watch.evaluate(three), 60, "scrapes of all streams", 0.5)
         watch.says(3, lambda said: not said)
         watch.becomes_quiet(*SUSPECTS)
-        watch.quiet(8)
+        watch.quiet(3, 8)
+        with slowed(slow.pid):
+            watch.says(1, lambda said: [*said] == [(slow.uid,)])
+            watch.quiet(2, 4, 5, 6, 9, 10)
 
 
-def test_a_slowed_decode_worker_is_found_by_its_steps(watch: Watched) -> None:
-    slow, _ = watch.running.processes("decode")
-    with streams(watch.running, "modest", 4), slowed(slow.pid):
-        watch.says(1, lambda said: [*said] == [(slow.uid,)])
-        watch.quiet(2, 4, 5, 6, 9, 10)
-
-
-def test_a_greedy_key_is_found_while_its_streams_run(watch: Watched) -> None:
-    with streams(watch.running, "modest", 1), streams(watch.running, "greedy", 4):
+def test_a_greedy_key_is_found_and_then_full_workers_before_anything_is_refused_and_429_by_its_code(
+    watch: Watched,
+) -> None:
+    with streams(watch.running, "modest", 1), streams(watch.running, "greedy", 4, beside=1):
         watch.says(3, lambda said: [*said] == [("greedy",)])
         watch.quiet(2, 4, 5, 6, 9)
-
-
-def test_workers_that_are_nearly_full_are_found_before_anything_is_refused(watch: Watched) -> None:
-    with streams(watch.running, "modest", 2 * SLOTS):
-        decode = {(each.uid,) for each in watch.running.processes("decode")}
-        watch.says(4, lambda said: said.keys() == decode)
-        watch.says(10, lambda said: ("decode",) in said)
-        watch.quiet(2, 6, 9)  # a machine of few cores has a slow router, too
+        with streams(watch.running, "modest", 2 * SLOTS - 5, beside=5):
+            decode = {(each.uid,) for each in watch.running.processes("decode")}
+            watch.says(4, lambda said: said.keys() == decode)
+            watch.says(10, lambda said: ("decode",) in said)
+            watch.quiet(2, 6, 9)  # a machine of few cores has a slow router, too
+    watch.becomes_quiet(4, 10)
+    body = {"model": "smollm2", "prompt": "abc", "max_tokens": 1}
+    statuses = [post(watch.running, "limited", "/v1/completions", **body).status_code for _ in range(6)]
+    assert statuses.count(429) == 4
+    watch.says(6, lambda said: [*said] == [("key_rpm",)])
+    watch.quiet(2, 4, 9, 10)
 
 
 def test_a_tokenizer_that_is_flooded_is_found_at_its_router(watch: Watched) -> None:
@@ -150,14 +162,6 @@ def test_a_tokenizer_that_is_flooded_is_found_at_its_router(watch: Watched) -> N
             ending.set()
     for each in flooding:
         each.result(60)
-
-
-def test_429_is_told_by_its_code(watch: Watched) -> None:
-    body = {"model": "smollm2", "prompt": "abc", "max_tokens": 1}
-    statuses = [post(watch.running, "limited", "/v1/completions", **body).status_code for _ in range(6)]
-    assert statuses.count(429) == 4
-    watch.says(6, lambda said: [*said] == [("key_rpm",)])
-    watch.quiet(2, 4, 9, 10)
 
 
 def test_a_first_token_that_is_late_at_prefill_is_told_by_its_stage(watch: Watched) -> None:
@@ -222,18 +226,12 @@ def test_a_throttled_kv_link_is_found_by_what_its_fetches_take() -> None:
             each.result(60)
 
 
-def test_a_worker_whose_device_hangs_is_found_with_the_requests_that_wait_for_it() -> None:
-    config: RoleConfigs = {"decode": {"stepSecondsMax": 60}}  # its router would continue the stream elsewhere
-    with deployment(config=config) as running, watched(running) as watch, ExitStack() as hang:
-        (decode,) = running.processes("decode")
-        body = {"model": "smollm2", "prompt": "Once", "stream": True, "max_tokens": LONG, "ignore_eos": True}
-        http = hang.enter_context(httpx2.Client(timeout=120, verify=False))
-        stream = hang.enter_context(http.stream("POST", f"{running.url}/v1/completions", json=body))
-        lines = stream.iter_lines()  # kept: its end would end the stream
-        next(lines)
+def test_a_worker_whose_device_hangs_is_found_with_the_requests_that_wait_for_it(watch: Watched) -> None:
+    with streams(watch.running, "modest", 1):
+        victim = busy_worker(watch.running, "decode")
         watch.quiet(8)
         with ExitStack() as stopped:
-            stop_computing(decode, stopped)
-            watch.says(8, lambda said: said.keys() == {(decode.uid,), ("decoding",)})
+            stop_computing(victim, stopped)
+            watch.says(8, lambda said: said.keys() == {(victim.uid,), ("decoding",)})
             watch.quiet(2, 4, 5, 6, 9)
         watch.becomes_quiet(8)

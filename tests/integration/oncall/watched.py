@@ -39,7 +39,10 @@ class Watched:
 
     def ask(self, number: int) -> Answer:
         """What Prometheus says to a question now; empty: no."""
-        query = self.queries[number].replace("[5m]", WINDOW)
+        return self.evaluate(self.queries[number].replace("[5m]", WINDOW))
+
+    def evaluate(self, query: str) -> Answer:
+        """What Prometheus answers now; empty: nothing has these labels, or no comparison holds."""
         answer = httpx2.get(f"{self.url}/api/v1/query", params={"query": query}, timeout=10, verify=False)
         body = answer.json()
         assert body["status"] == "success", body
