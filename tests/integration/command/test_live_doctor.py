@@ -84,18 +84,30 @@ def doctor(running: LocalDeployment) -> dict[str, str]:
     return found
 
 
-@pytest.mark.timeout(300)
-def test_a_decode_worker_that_is_slowed_is_named() -> None:
+@pytest.fixture(scope="module")
+def keyless() -> Iterator[LocalDeployment]:
+    """One worker of each role; a frozen one is waited for."""
     config: RoleConfigs = {
-        "decode": {"kvPages": 600, "silenceSeconds": 10},
-        "prefill": {"kvPages": 600},
+        "decode": {"kvPages": 1200, "silenceSeconds": 10},
+        "prefill": {"kvPages": 1200},
         "router": WITHOUT_LOCAL,
     }
-    with deployment(config=config) as running, clients(running, "none", 6, 30, 400):
-        until(lambda: running.live_requests("decoding") >= 4, 60, "streams")
-        (decode,) = running.processes("decode")
+    with deployment(config=config) as running:
+        yield running
+
+
+@pytest.mark.timeout(300)
+def test_a_decode_worker_that_is_slowed_is_named(keyless: LocalDeployment) -> None:
+    with clients(keyless, "none", 6, 30, 400):
+        until(
+            lambda: keyless.live_requests("decoding") == 6,
+            60,
+            "streams, none of which reads its prompt's pages any more",
+        )
+        (decode,) = keyless.processes("decode")
         with by_turns(partial(process_stopped, decode.pid), STOPPED_SECONDS):
-            assert doctor(running)["cause"] == "decode"
+            assert doctor(keyless)["cause"] == "decode"
+    until(lambda: not keyless.held(), 60, "the end of the streams")
 
 
 @pytest.mark.timeout(300)
@@ -121,13 +133,13 @@ def test_a_greedy_key_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_long_prompts_at_one_prefill_worker_are_named() -> None:
-    config: RoleConfigs = {"prefill": {"kvPages": 1200}, "decode": {"kvPages": 1200}, "router": WITHOUT_LOCAL}
-    with deployment(config=config) as running, clients(running, "none", 16, 700, 4):
-        until(
-            lambda: running.live_requests("prefilling") + running.live_requests("waiting") > 8, 60, "a line"
-        )
-        assert doctor(running)["cause"] == "prefill"
+def test_long_prompts_at_one_prefill_worker_are_named(keyless: LocalDeployment) -> None:
+    def before_decode() -> float:
+        return keyless.live_requests("prefilling") + keyless.live_requests("waiting")
+
+    with clients(keyless, "none", 16, 700, 4):
+        until(lambda: before_decode() > 8, 60, "a line")
+        assert doctor(keyless)["cause"] == "prefill"
 
 
 @pytest.mark.timeout(300)
