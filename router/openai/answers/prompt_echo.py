@@ -99,7 +99,7 @@ class EchoChoice:
         """New tokens of the choice: the prompt is complete."""
         if self._opens:
             self._opens = False
-            self._answer.put(TextDelta(self._index, self._prompt.text))
+            self._answer.put(TextDelta(self._index, self._prompt.text, echo=True))
         if self._prompt.keeps_output:
             self._choice.tokens(token_ids, logprobs)
 

@@ -7,8 +7,9 @@ so there are no locks. The JSON of a piece is made in `openai_objects`.
 
 The bound: pieces that were not yet taken and those whose write has not returned may add up to `backlog_bytes_max`;
 beyond it the answer is cut, so that a slow reader costs no memory. A burst is allowed to exceed the bound unless a
-write to this client is already blocked; while it is written it does not count. All streams together are bounded by
-`client_connections`.
+write to this client is already blocked; while it is written it does not count. Nor does the echo of a prompt, whose
+text is there once for all choices: those of many come one after the other, faster than anybody reads. All streams
+together are bounded by `client_connections`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class TextDelta:
     calls: tuple[AnswerDelta, ...] = ()  # names of tools, and pieces of their arguments
     tokens: int = 0  # of the choice, with those of this piece
     size_bytes: int = 0  # what it takes while nobody reads it, at most; counted when it is put in
+    echo: bool = False  # the text of a prompt
 
 
 class ResponseStream:
@@ -68,6 +70,7 @@ class ResponseStream:
         self._on_abandon = on_abandon
         self._pieces: list[TextDelta] = []
         self.backlog_bytes = 0  # of pieces that the client's connection has not taken
+        self._echo_bytes = 0  # of them those of prompts
         self._writing = False  # pieces were taken, and their write has not returned
         self._changed = asyncio.Event()
         # one for many waits: to set one costs more than to wait
@@ -86,8 +89,9 @@ class ResponseStream:
         self._pieces.append(piece)
         piece.size_bytes = _piece_bytes(piece)
         self.backlog_bytes += piece.size_bytes
+        self._echo_bytes += piece.size_bytes if piece.echo else 0
         self._changed.set()
-        if self._writing and self.backlog_bytes > self._allowed_bytes:
+        if self._writing and self.backlog_bytes - self._echo_bytes > self._allowed_bytes:
             self.cut = True
             self.abandon()
 
@@ -122,14 +126,15 @@ class ResponseStream:
         self._changed.clear()
         pieces, self._pieces = self._pieces, []
         self._writing = True
-        burst = self.backlog_bytes if self.backlog_bytes > self._backlog_bytes_max else 0
-        self._allowed_bytes = self._backlog_bytes_max + burst
+        unread = self.backlog_bytes - self._echo_bytes
+        self._allowed_bytes = self._backlog_bytes_max + (unread if unread > self._backlog_bytes_max else 0)
         return pieces
 
     def written(self, pieces: list[TextDelta], *, more: bool = False) -> None:
         """The client's connection has taken these pieces; of those that were taken together there are `more`."""
         for piece in pieces:
             self.backlog_bytes -= piece.size_bytes
+            self._echo_bytes -= piece.size_bytes if piece.echo else 0
         self._writing = more
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from router.openai.answers.response_stream import ResponseStream, TextDelta
+from router.openai.answers.response_stream import PIECE_BYTES, ResponseStream, TextDelta
 
 SILENCE = 0.05
 PIECES = 3
@@ -65,3 +65,36 @@ def test_a_stream_that_is_over_is_not_kept_by_its_alarm() -> None:
         assert known() is None
 
     asyncio.run(listen())
+
+
+def _taken_by(answer: ResponseStream) -> list[TextDelta]:
+    """What the writer takes, whose write then does not return."""
+    return asyncio.run(answer.take(None))
+
+
+def test_echoes_that_come_while_one_is_written_cut_no_answer() -> None:
+    """Those of many choices come one after the other, faster than any client reads."""
+    answer, ends = ResponseStream(64, 1 << 20, lambda: None), []
+    for index in range(64):
+        answer.put(TextDelta(index, "a" * 30_000, echo=True))
+        if not index:
+            ends += _taken_by(answer)
+    assert answer.backlog_bytes > 4 << 20
+    assert not answer.cut
+    answer.written(ends)
+    answer.written(_taken_by(answer))
+    assert answer.backlog_bytes == 0
+
+
+def test_echoes_read_or_unread_leave_the_bound_of_what_a_model_writes() -> None:
+    answer = ResponseStream(2, 1 << 20, lambda: None)
+    answer.put(TextDelta(0, "a" * 300_000, echo=True))
+    answer.written(_taken_by(answer))
+    answer.put(TextDelta(0, "a" * 300_000, echo=True))
+    _taken_by(answer)
+    size = 0
+    while not answer.cut:
+        assert size <= 1 << 20
+        answer.put(TextDelta(1, "b" * 1000))
+        size += 4 * 1000 + PIECE_BYTES
+    assert size > 1 << 20
