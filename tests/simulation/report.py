@@ -185,6 +185,8 @@ EXPECTED = [
     *(f"lie: {way}" for way in dict.fromkeys(WAYS)),
     "path a lie ended its session",
     "path a fleet is divided into cells",
+    "path a fetch in slices",
+    "path a lost rank cannot be read",
     "path a lease opened its own pages",
     "path a word was told to a thief",
     "path a word was told to an older reader",

@@ -201,3 +201,26 @@ def test_a_thief_that_gets_something_is_noticed(mistake: str) -> None:
     pair.fetch()
     with mutated(mistake), pytest.raises(AssertionError, match=r"not its own|without a lease"):
         Thief(pair.fabric, random.Random(3), pair.counts.append).steal()
+
+
+def test_a_fetch_of_several_ranks_lands_when_all_slices_are_there() -> None:
+    pair = Pair(FabricFaults(page_seconds=0.2))
+    pair.holder.ranks = 4
+    before = [list(cells) for cells in pair.reader.pages.cells]
+    pair.fetch()
+    pair.advance(lambda: any(pair.reader.pages.cells[page] != before[page] for page in (5, 6, 7)))
+    assert not any(pair.arrived), "the first slices of a page are no page"
+    assert pair.events == []
+    pair.settle()
+    assert all(pair.arrived)
+    assert [type(event) for event in pair.events] == [FetchLanded]
+
+
+def test_a_lost_rank_whose_memory_has_gone_makes_the_read_fail() -> None:
+    pair = Pair()
+    pair.holder.ranks = 2
+    pair.fetch()
+    pair.fabric.lose_rank(pair.holder.holder.agent)
+    pair.settle()
+    assert isinstance(pair.events[0], FetchFailed)
+    assert not any(pair.arrived)

@@ -27,6 +27,7 @@ AREAS = {
     "page_pool",
     "pauses",
     "radix_cache",
+    "ranks",
     "leases",
     "links",
     "baton",

@@ -73,8 +73,8 @@ def _cells_come_late() -> Instead:
         )
         real(device, slot, cells, token_id)
 
-    def copy(real: Any, target: Any, page: int, source: Any, source_page: int) -> None:
-        real(target, page, source, source_page)
+    def copy(real: Any, target: Any, page: int, source: Any, source_page: int, *slices: Any) -> None:
+        real(target, page, source, source_page, *slices)
         for offset in range(len(target.cells[page])):
             if written.get((id(source), source_page, offset), 0.0) > clock[0]:
                 target.cells[page][offset] = -1

@@ -38,6 +38,8 @@ PLACES: dict[str, dict[str, str]] = {
         "the fetches of an agent": "_reads",
         "the events of an agent that nobody polled": "_events",
         "the agent tells of a fetch": "_tell",
+        "the reads of all ranks have ended": "_has_arrived",
+        "which slices a rank reads from another": "_slices_of",
     },
     "tests.simulation.oracle.device.OracleDevice": {"a step writes a cell": "_append"},
     "tests.simulation.oracle.device.Pages": {"the content of a page is copied": "copy"},

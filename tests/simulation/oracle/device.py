@@ -28,18 +28,36 @@ from shared.wire.sampling_params import SamplingParams
 from tests.simulation.oracle.model import VOCAB_SIZE, kv_cell, logprobs_of, sample
 from tests.simulation.world.timeline import Action, TimelineProcess
 
+ALL_SLICES = range(4)  # of a page
 UNREAD = VOCAB_SIZE - 1  # the token of a row that has none
 
 
 class Pages:
-    """Memory for `total` pages of cells; a cell that was never written holds garbage found nowhere else."""
+    """Memory for `total` pages of cells; a cell that was never written holds garbage found nowhere else.
+
+    A page has `SLICES` slices, which ranks have between them. A step writes all of them; reads of several ranks bring
+    them one by one, and a cell is garbage while its slices are not of one cell.
+    """
 
     def __init__(self, total: int, page_size: int, salt: int):
         self.cells = [[hash((salt, page, i)) for i in range(page_size)] for page in range(total)]
+        self._slices: dict[
+            int, tuple[list[int], list[list[int]]]
+        ] = {}  # by page: its cells then, and all slices
 
-    def copy(self, page: int, source: Pages, source_page: int) -> None:
-        """Overwrite a page with a page of `source`, as it is now."""
-        self.cells[page][:] = source.cells[source_page]
+    def copy(self, page: int, source: Pages, source_page: int, slices: range = ALL_SLICES) -> None:
+        """Overwrite a page, or slices of it, with those of a page of `source`, as it is now."""
+        cells = self.cells[page]
+        if slices == ALL_SLICES:
+            cells[:] = source.cells[source_page]
+            return
+        known, rows = self._slices.get(page, ([], []))
+        if known != cells:  # written since, in all slices
+            rows = [list(cells) for _ in ALL_SLICES]
+        for number in slices:
+            rows[number][:] = source.cells[source_page]
+        cells[:] = [each[0] if len(set(each)) == 1 else hash(each) for each in zip(*rows, strict=True)]
+        self._slices[page] = (list(cells), rows)
 
 
 @dataclass(slots=True)

@@ -20,13 +20,16 @@ DRAWN_FAULTS = (
 ROUTER_DRAINS = ("drain router", "stop router")  # by SIGTERM; by SIGINT, or SIGTERM twice
 HANG = "hang"  # a worker's loop, as in a step that does not end; its links live on
 FOR_EVER = 1000.0  # seconds; all has ended by then, or nothing ends it
+LOSE_RANK = (
+    "rank"  # a GPU of a worker is lost: its loop stands still, its links end, and soon the process is gone
+)
 FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
 THEFT = "theft"  # a worker that was taken over reads what is not its own
 LIE = "lie"  # a worker says what is not so
 SWALLOW = "swallow"  # a worker takes requests from now on, and does nothing with them
 FALSE_PAUSE = "false pause"  # a worker says that requests are paused, and they are not, or not its own
-FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, FORGET, NONSENSE, THEFT, LIE, SWALLOW, FALSE_PAUSE)
+FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, LOSE_RANK, FORGET, NONSENSE, THEFT, LIE, SWALLOW, FALSE_PAUSE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class ScenarioSizes:
     routers: int = 2
     prefill_workers: int = 3
     decode_workers: int = 3
+    prefill_ranks: int = 1  # GPUs of a worker
+    decode_ranks: int = 1
     page_size: int = 4
     prefill_pages: int = 400
     decode_pages: int = 400

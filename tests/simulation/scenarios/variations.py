@@ -19,6 +19,7 @@ from tests.simulation.scenarios.faults import (
     FORGET,
     HANG,
     LIE,
+    LOSE_RANK,
     NONSENSE,
     ROUTER_DRAINS,
     SWALLOW,
@@ -447,6 +448,20 @@ def _strike(
     return vary
 
 
+def ranks(scenario: SimulationScenario) -> SimulationScenario:
+    """In some worlds the workers of a role have several ranks, and fetches come in slices; the other may have one."""
+    rng = scenario.random("ranks")
+    if rng.random() > 0.08:
+        return scenario
+    return scenario.sized(prefill_ranks=rng.choice((1, 2, 4)), decode_ranks=rng.choice((1, 2, 4)))
+
+
+lost_ranks = _strike(
+    "lost ranks",
+    0.5,
+    (LOSE_RANK,),
+    lambda world: not world.calm and max(world.sizes.prefill_ranks, world.sizes.decode_ranks) > 1,
+)
 hangs = _strike("hangs", 0.35, (HANG,), lambda world: not world.calm)
 nonsense = _strike("nonsense", 0.5, (NONSENSE,), lambda _: True)  # it may cost nobody anything
 false_pauses = _strike("false pauses", 0.25, (FALSE_PAUSE,) * 6, lambda _: True)  # neither may these
@@ -476,6 +491,8 @@ VARIATIONS: tuple[Variation, ...] = (
     prompts_for_prefill,
     router_drains,
     hangs,
+    ranks,
+    lost_ranks,
     forgetful,
     nonsense,
     thefts,

@@ -4,6 +4,8 @@
                  each page is copied at a time of its own, out of memory as it is then
     start ──── page ── error: Failed ────── page (bytes land after the error) ── Ended, much later or never
 
+A page of a worker of several ranks comes in slices, each copied at a time of its own; the word is read after the last.
+
 Half of the worlds read by the TLS transport: there a holder is asked, and answers by the rules of `grants`, for
 either version of a reader. NIXL asks nobody.
 
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field
 from shared.transfer.grants import Grants, Shown, Verdict
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale
 from shared.wire.baton import Baton, Holder
-from tests.simulation.oracle.device import Pages
+from tests.simulation.oracle.device import ALL_SLICES, Pages
 from tests.simulation.world.timeline import Action, TimelineProcess
 
 PAGE_BYTES = 4096
@@ -63,8 +65,9 @@ class Read:
     baton: Baton
     agent: str
     into: tuple[int, ...]
-    pending: int  # pages that have not landed
+    pending: list[int]  # pages that have not landed, by part: what one rank reads from another
     begun_at: float
+    word_asked: bool = False
     given_up: bool = False  # failed or abandoned: bytes may land, only `FetchEnded` follows
     ended: bool = False  # nothing lands any more
 
@@ -77,7 +80,16 @@ class Fabric:
     rng: random.Random
     count: Callable[[str], None]  # notes that something happened, by name
     renewals: random.Random = field(default_factory=lambda: random.Random(0))
+    slices: random.Random = field(
+        default_factory=lambda: random.Random(0)
+    )  # when those of further ranks are read
     agents: dict[str, Agent] = field(default_factory=dict)
+
+    def lose_rank(self, agent: str) -> None:
+        """One rank has ended, and its memory is gone: reads from it will fail, though the others live."""
+        self.agents[agent].unreadable = True
+        for reader in self.agents.values():
+            reader.lose(agent)
 
     def died(self, agent: str) -> None:
         """A process has ended: its memory is gone, and reads from it will fail."""
@@ -98,6 +110,8 @@ class Agent:
     seconds_max: float  # then a fetch is given up
     on_event: Action  # wakes the worker
     newer: bool = True  # of the version that binds leases to pages
+    ranks: int = 1
+    unreadable: bool = False  # a rank is lost, and its memory with it
     endless_pages: list[int] = field(default_factory=list)  # targets of reads that will never end
     _reads: dict[int, Read] = field(default_factory=dict)
     _events: list[FetchEvent] = field(default_factory=list)
@@ -110,15 +124,19 @@ class Agent:
         source = baton.pages[start_page:]
         if len(source) < len(into):
             raise AssertionError(f"fetch of {len(into)} pages out of {len(source)}")
-        read = Read(fetch_id, baton, baton.holder.agent, tuple(into), len(into), now)
+        found = self.fabric.agents.get(baton.holder.agent)
+        parts = max(self.ranks, found.ranks if found else 1)
+        read = Read(fetch_id, baton, baton.holder.agent, tuple(into), [len(into)] * parts, now)
         self._reads[fetch_id] = read
         self.fabric.count("fetch started")
-        if read.agent not in self.fabric.agents:
+        if found is None:
             self.fabric.count("fetch from a dead agent")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no such agent"))
             return
-        found = self.fabric.agents[read.agent].holder
-        assert found.name == baton.holder.name, f"{found.name} is read in the name of {baton.holder.name}"
+        name = found.holder.name
+        assert name == baton.holder.name, f"{name} is read in the name of {baton.holder.name}"
+        if parts > 1:
+            self.fabric.count("path a fetch in slices")
         latest = 2 * faults.page_seconds * (1 + len(into))
         if rng.random() < faults.slow:
             self.fabric.count("fetch slow")
@@ -129,14 +147,22 @@ class Agent:
             self.fabric.count("fetch across a partition")
             self.process.after(rng.uniform(0.001, 0.5), lambda: self._err(read, "no route"))
             return
-        for page, target in zip(source, into, strict=False):
-            at = now + rng.uniform(0, latest)
-            self.process.at(at, lambda page=page, target=target: self._read_page(read, page, target))  # type: ignore[misc]
+        self._read_pages_later(read, source, latest)
         if not into:
             self._read_word_later(read)
         self.process.at(now + self.seconds_max, lambda: self._err(read, "fetch_seconds_max"))
         if rng.random() < faults.error:
             self.process.at(now + rng.uniform(0, latest), lambda: self._err(read, "injected error"))
+
+    def _read_pages_later(self, read: Read, source: Sequence[int], latest: float) -> None:
+        """Each at a time of its own, and of several ranks each part."""
+        for page, target in zip(source, read.into, strict=False):
+            for part in range(len(read.pending)):
+                rng = self.fabric.slices if part else self.fabric.rng
+                self.process.at(
+                    self.process.now + rng.uniform(0, latest),
+                    lambda page=page, target=target, part=part: self._read_page(read, page, target, part),  # type: ignore[misc]
+                )
 
     def abandon(self, fetch_id: int) -> None:
         read = self._reads.get(fetch_id)
@@ -176,14 +202,14 @@ class Agent:
     def _with_holder(self, read: Read, action: Callable[[Agent], None]) -> None:
         """Do something at the holder's memory as soon as both processes run; never if the holder is dead."""
         holder = self.fabric.agents.get(read.agent)
-        if holder is None:
+        if holder is None or holder.unreadable:
             return
         if holder.process.frozen:
             holder.process.do(lambda: self.process.do(lambda: self._with_holder(read, action)))
         else:
             action(holder)
 
-    def _read_page(self, read: Read, page: int, target: int) -> None:
+    def _read_page(self, read: Read, page: int, target: int, part: int) -> None:
         def copy(holder: Agent) -> None:
             if read.ended:
                 return
@@ -196,13 +222,27 @@ class Agent:
             if verdict is Verdict.GONE:
                 self.fabric.count("page left out")  # what the target held before stays
             else:
-                self.pages.copy(target, holder.pages, page)
-            read.pending -= 1
-            if not read.pending and not read.given_up:
+                self._copy_part(holder, page, target, self._slices_of(part, len(read.pending)))
+            read.pending[part] -= 1
+            if self._has_arrived(read) and not read.given_up and not read.word_asked:
                 self._read_word_later(read)
 
         if not read.ended:
             self._with_holder(read, copy)
+
+    def _copy_part(self, holder: Agent, page: int, target: int, slices: range) -> None:
+        if slices == ALL_SLICES:
+            self.pages.copy(target, holder.pages, page)
+        else:
+            self.pages.copy(target, holder.pages, page, slices)
+
+    def _slices_of(self, part: int, parts: int) -> range:
+        count = len(ALL_SLICES)
+        return ALL_SLICES[part * count // parts : (part + 1) * count // parts]
+
+    def _has_arrived(self, read: Read) -> bool:
+        """Whether the reads of all ranks have ended."""
+        return not any(read.pending)
 
     def _ask_for_page(self, holder: Agent, baton: Baton, page: int) -> Verdict:
         if not self.fabric.faults.tls:
@@ -223,6 +263,7 @@ class Agent:
         return holder.words.tell(shown, baton.lease) == baton.nonce
 
     def _read_word_later(self, read: Read) -> None:
+        read.word_asked = True
         late = self.fabric.rng.random() < self.fabric.faults.late_word
         seconds = self.fabric.rng.uniform(0, 1.0 if late else 0.002)
         self.process.after(
@@ -230,7 +271,7 @@ class Agent:
         )
 
     def _read_word(self, read: Read, holder: Agent) -> None:
-        if read.given_up:
+        if read.given_up or read.ended:
             return
         baton = read.baton
         self._forget(read)

@@ -142,9 +142,13 @@ class SimulatedWorker:
             world.scenario.sizes.fetch_seconds_max,
             on_event=self.wake,
             newer=bool(world.understands),
+            ranks=self._ranks(world.scenario.sizes),
         )
         world.fabric.agents[agent.holder.agent] = agent
         return agent
+
+    def _ranks(self, sizes: ScenarioSizes) -> int:
+        return sizes.prefill_ranks if self.hello.role == "prefill" else sizes.decode_ranks
 
     def _now(self) -> float:
         return self.process.now

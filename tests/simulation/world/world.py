@@ -29,6 +29,7 @@ from tests.simulation.scenarios.faults import (
     FORGET,
     HANG,
     LIE,
+    LOSE_RANK,
     NONSENSE,
     SWALLOW,
     THEFT,
@@ -80,7 +81,11 @@ class World:
             scenario.network, scenario.random("network"), self.count, self.lies, self._nonsense.judge
         )
         self.fabric = Fabric(
-            scenario.fabric, scenario.random("fabric"), self.count, scenario.random("renewals")
+            scenario.fabric,
+            scenario.random("fabric"),
+            self.count,
+            scenario.random("renewals"),
+            scenario.random("slices"),
         )
         self.thief = Thief(self.fabric, scenario.random("thief"), self.count)
         self.workers: dict[str, SimulatedWorker] = {}
@@ -182,9 +187,8 @@ class World:
                 self._end_router(self._victim(fault, list(self.routers.values())), fault)
             case "freeze" | "long freeze":
                 self._freeze(self._victim(fault, self._machines()), fault)
-            case kind if kind == HANG:
-                turning = [worker for worker in self.workers.values() if not worker.hanging]
-                self._hang(self._victim(fault, turning), fault)
+            case kind if kind in (HANG, LOSE_RANK):
+                self._stand_still(fault)
             case kind if kind in (FALSE_PAUSE, FORGET, LIE, NONSENSE, SWALLOW, THEFT):
                 self._confuse(fault)
             case "isolation":
@@ -365,6 +369,35 @@ class World:
 
         worker.process.after(self.scenario.sizes.step_seconds_max, look)
         worker.process.after(fault.seconds, worker.resume)
+
+    def _stand_still(self, fault: Fault) -> None:
+        turning = [worker for worker in self.workers.values() if not worker.hanging]
+        if fault.kind == HANG:
+            self._hang(self._victim(fault, turning), fault)
+        else:
+            several = [worker for worker in turning if worker.agent.ranks > 1 and not worker.draining]
+            self._lose_rank(self._victim(fault, several), fault)
+
+    def _lose_rank(self, worker: SimulatedWorker | None, fault: Fault) -> None:
+        """The device completes nothing, links end at once; the process follows within a second, as its memory may."""
+        if worker is None or self._healed:
+            return
+        self.count(f"fault {fault.kind}")
+        worker.hang()
+        for link in self.network.links_of(worker.process):
+            link.loop_hangs()
+        if fault.choice % 2:
+            self.count("path a lost rank cannot be read")
+            self.fabric.lose_rank(worker.agent.holder.agent)
+
+        def gone() -> None:
+            if worker.process.alive:
+                self._remove(worker)
+                self.timeline.after(
+                    fault.seconds, lambda: self._start_worker(worker.hello.role, worker.hello.uid)
+                )
+
+        self.timeline.after((fault.choice % 97) / 97, gone)
 
     def _heal(self) -> None:
         self._healed = True
