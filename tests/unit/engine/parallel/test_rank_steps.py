@@ -1,6 +1,6 @@
 """A device of two ranks, of which this process is the first: it does what a device of one rank does.
 
-All suites of the driver run so by `SEGUE_TEST_RANKS=2` (docs/testing.md); here is what is particular to ranks.
+Suites with one device run so by `SEGUE_TEST_RANKS=2` (docs/testing.md); here is what is particular to ranks.
 """
 
 from __future__ import annotations
