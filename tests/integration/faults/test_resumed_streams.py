@@ -66,6 +66,8 @@ def another_router(running: LocalDeployment, uid: str, keys: Path) -> Iterator[S
         "--link-keys-file": keys,
     }.items():
         command[command.index(flag) + 1] = str(value)
+    token = command.index("--kill-token-file")  # in memory as well, and no page of this router kills
+    del command[token : token + 2]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     router = SecondRouter(command, port, admin_port, process)
 
