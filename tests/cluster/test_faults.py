@@ -257,9 +257,10 @@ def test_a_node_is_drained_by_evictions(release: HelmRelease, faulted: Faulted) 
     assert not {pod.uid for pod in before} & {
         pod.uid for pod in release.cluster.pods() if not pod.terminating
     }
-    release.scale("router", 1)
-    for component, count in (("router", 1), ("prefill", 1), ("decode", 2)):
-        release.wait_for(component, count)
+    for component in ("router", "decode"):  # as the tests behind it find them
+        release.scale(component, 1)
+    for component in ("router", "prefill", "decode"):
+        release.wait_for(component, 1)
 
 
 @pytest.mark.parametrize("component", ["decode", "prefill", "router"])
