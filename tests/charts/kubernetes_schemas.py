@@ -48,7 +48,8 @@ def complaints(thing: Object, version: str) -> list[str]:
 
 @functools.cache
 def _definitions(version: str) -> Registry[Any]:
+    """Crawled once: a validator looks through a registry that is not for whatever may be referred to."""
     text = (_folder() / f"v{version}{_SUFFIX}" / "_definitions.json").read_text(encoding="utf-8")
     resource: Resource[Any] = Resource.from_contents(json.loads(text))
-    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
+    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource).crawl()
     return registry
