@@ -19,6 +19,7 @@ from shared.engine.checkpoint.kv_cache import KVLayout, kv_format, page_bytes
 from tests.fetcher_contract import PAGE_SIZES, kv_format_of
 from tests.unit.engine.driver import Driver, tokens_of
 from tests.unit.engine.tiny_models import VOCAB_SIZE, tiny_model
+from tests.waiting import until
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -106,6 +107,7 @@ def test_a_prefix_from_host_pages_gives_the_same_logits(tmp_path: Path) -> None:
     alone = driver.logits[0][0]
     driver.device.start_backup(1, [0, 1], [3, 4])
     driver.device.start_restore(2, [3, 4], [20, 21])
+    until(lambda: 2 in driver.device.copies_done(), 10, "the copies, which no step waits for")
     rest = PROMPT[2 * PAGE_SIZE :]
     joins = [driver.join(1, [20, 21, 22], prompt_len=len(PROMPT), kv_len=2 * PAGE_SIZE)]
     row = ExtendRow(1, rest, 2 * PAGE_SIZE, True)
