@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -114,6 +114,7 @@ def test_thoughts_are_counted_alike_whatever_tokens_come_together(parts: list[st
 
 
 @given(parts=PARTS, quoted=st.sampled_from(MARKS))
+@example(parts=[" to=functions.now", "<|message|>"], quoted="<|start|>")  # a call that the end completes
 def test_guarded_marks_are_the_same_and_others_are_text(parts: list[str], quoted: str) -> None:
     of_tokens = {mark: at for at, mark in enumerate(MARKS)}
     reader = AnswerFormatReader(joined("harmony", "harmony", special=of_tokens))
@@ -129,7 +130,8 @@ def test_guarded_marks_are_the_same_and_others_are_text(parts: list[str], quoted
             assert join([*(delta for part in cut for delta in made.push(part))]) == join(
                 [delta for part in parts for delta in plain.push(part)]
             )
-        assert join(made.push(f"{end}a {quoted} b")).content.endswith(f"a {quoted} b")
+        last = made.push(f"{end}a {quoted} b")
+        assert "".join(each.text for each in last if each.kind == "content").endswith(f"a {quoted} b")
 
 
 def test_only_text_between_marks_counts_as_thoughts() -> None:
