@@ -36,6 +36,7 @@ class ReportKind(IntEnum):
     COPIED = 2  # of a copy, by its name
     REFUSED = 3  # it cannot start: a sentence
     FAILED = 4  # it ends by an error: a sentence
+    PEER_LOST = 5  # it ends since a rank that it computes with has ended: a sentence
 
 
 def _ring(memory: int, capacity: int) -> OrderRing:
@@ -78,9 +79,9 @@ class LeaderEnd:
         return True
 
     def end(self) -> None:
-        """Tell the end, and nothing more; a follower that has ended already is passed over."""
+        """Tell the end, and nothing more. Waits for nobody: who has ended or is a ring behind sees the socket's end."""
         with suppress(RankError):
-            if self._writer is not None:
+            if self._writer is not None and self._has_free():
                 self._tell(OrderKind.END, _NOTHING, _NOTHING)
         for each in self.sockets:
             with suppress(OSError):
@@ -88,17 +89,21 @@ class LeaderEnd:
 
     def _tell(self, kind: OrderKind, operations: Words, words: Words, name: int = 0) -> None:
         assert self._writer is not None, "the ring is not open yet"
-        if self._writer.free == 1:
-            self._read_all()
-        while not self._writer.free:
+        while not self._has_free():
             select.select(self.sockets, [], [])
-            self._read_all()
         number = _NUMBER.pack(self._writer.write(kind, operations, words, name))
         for rank, each in enumerate(self.sockets, 1):
             try:
                 each.send(number)
             except OSError as error:
                 raise RankError(f"rank {rank} has ended") from error
+
+    def _has_free(self) -> bool:
+        """Whether a buffer can be written now; reports are read when buffers run short."""
+        assert self._writer is not None
+        if self._writer.free <= 1:
+            self._read_all()
+        return self._writer.free > 0
 
     def _read_all(self) -> None:
         for follower in range(len(self.sockets)):
@@ -127,7 +132,7 @@ class LeaderEnd:
                 self._writer.give_back(follower, number)
             case ReportKind.COPIED:
                 self._copied[number] += 1
-            case (ReportKind.REFUSED | ReportKind.FAILED) as last:
+            case last:
                 self.sentences[follower] = last, report[_REPORT.size :].decode(errors="replace")
 
 
@@ -138,6 +143,13 @@ class FollowerEnd:
         self._socket = own
         self._memory = memory
         self._reader: OrderReader | None = None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether rank 0 has ended."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def open(self, capacity: int) -> None:
         """Say how many words an order has at most; the ring is mapped when the first one comes."""

@@ -128,6 +128,10 @@ class OrderRing:
         found, kind, name, operations, words = _HEADER.unpack(buffer[:_HEADER_WORDS].tobytes())
         if found != number:
             raise InvariantError(f"order {number} is told, order {found} lies in its buffer")
+        if min(operations, words) < 0 or operations + words > self.capacity:
+            raise InvariantError(
+                f"order {number} has {operations} and {words} words, a buffer holds {self.capacity}"
+            )
         end = _HEADER_WORDS + operations
         return Order(number, OrderKind(kind), name, buffer[_HEADER_WORDS:end], buffer[end : end + words])
 

@@ -28,6 +28,7 @@ from shared.ranks.channel import LeaderEnd, ReportKind
 
 _END_SECONDS = 5.0  # for followers to end that are told to
 _STATUS_SECONDS = 0.5  # to learn how a process has ended
+_CAUSE_SECONDS = 0.4  # for the end of the rank by which another one was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,11 @@ class LostRank:
         """How it ended, in words."""
         if self.sentence:
             return self.sentence
-        if self.status is not None and self.status < 0:
-            return f"it was ended by {signal.Signals(-self.status).name}"
+        if self.status is None:
+            return "it has closed its socket, and its process still runs"
+        if self.status < 0:
+            names = {each.value: each.name for each in signal.Signals}
+            return f"it was ended by {names.get(-self.status, f'signal {-self.status}')}"
         return f"it exited with status {self.status}"
 
 
@@ -111,18 +115,31 @@ class RankGroup:
         shutil.rmtree(self.meeting, ignore_errors=True)
 
     def _watch(self, on_lost: Callable[[LostRank], None]) -> None:
-        poll = select.poll()
-        for each in self.end.sockets:
-            poll.register(each, 0)  # ends alone, and no reports
-        ended = poll.poll()
-        if self._ending:
-            return
-        self._lost.set()
-        fds = [each.fileno() for each in self.end.sockets]
-        on_lost(self._lost_rank(fds.index(ended[0][0])))
+        poll, of = select.poll(), {each.fileno(): at for at, each in enumerate(self.end.sockets)}
+        for fd in of:
+            poll.register(fd, 0)  # ends alone, and no reports
+        lost: list[int] = []
+        while found := poll.poll(_CAUSE_SECONDS * 1000 if lost else None):
+            if self._ending:
+                return
+            self._lost.set()
+            for fd, _ in found:
+                poll.unregister(fd)
+                lost.append(of[fd])
+            if any(self._is_cause(each) for each in lost):
+                break
+        on_lost(self._lost_rank(max(lost, key=self._is_cause)))
+
+    def _is_cause(self, follower: int) -> bool:
+        """Whether it ended first: the others miss its part of a sum, may end sooner, and say so."""
+        try:
+            self.end.read(follower)
+        except Exception as error:  # whatever it told: it has ended, and that counts
+            self.end.sentences.setdefault(follower, (ReportKind.FAILED, f"{type(error).__name__}: {error}"))
+        kind, _ = self.end.sentences.get(follower, (None, ""))
+        return kind is not ReportKind.PEER_LOST
 
     def _lost_rank(self, follower: int) -> LostRank:
-        self.end.read(follower)
         kind, sentence = self.end.sentences.get(follower, (None, ""))
         try:
             status = self.processes[follower].wait(_STATUS_SECONDS)

@@ -22,7 +22,7 @@ from shared.engine.config import EngineConfig
 from shared.engine.cuda.follower import FollowerDevice, load_follower
 from shared.engine.parallel.shares import Share
 from shared.engine.streams import Mark
-from shared.primitives.errors import StartError
+from shared.primitives.errors import RankError, StartError
 from shared.ranks.channel import FollowerEnd, ReportKind
 from shared.ranks.orders import OrderKind
 
@@ -41,6 +41,10 @@ class FollowerJob(msgspec.Struct, frozen=True):
 
 def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
     """Be a follower; ends the process."""
+    if (
+        end.is_alone
+    ):  # before the kernel was asked to end this process with rank 0: the meeting would never come
+        os._exit(1)
     try:
         share = Share(job.rank, job.ranks)
         device = load_follower(Path(job.folder), job.config, share, Path(job.meeting))
@@ -49,7 +53,7 @@ def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
     except StartError as error:
         end.say(ReportKind.REFUSED, str(error))
     except BaseException as error:  # whatever it is, rank 0 is told
-        _fail(end, error)
+        fail(end, error)
     os._exit(1)
 
 
@@ -80,11 +84,13 @@ def _report(launched: SimpleQueue[tuple[Mark, int | None]], end: FollowerEnd) ->
             if copy is not None:
                 end.copied(copy)
     except BaseException as error:
-        _fail(end, error)
+        fail(end, error)
 
 
-def _fail(end: FollowerEnd, error: BaseException) -> NoReturn:
-    end.say(ReportKind.FAILED, f"{type(error).__name__}: {error}")
+def fail(end: FollowerEnd, error: BaseException) -> NoReturn:
+    """Tell rank 0 of an error, and end the process."""
+    kind = ReportKind.PEER_LOST if isinstance(error, RankError) else ReportKind.FAILED
+    end.say(kind, f"{type(error).__name__}: {error}")
     os._exit(1)
 
 

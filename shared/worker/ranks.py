@@ -76,11 +76,13 @@ def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[F
 
 def _end(group: RankGroup, role: Role, lost: LostRank) -> None:
     """End this process, whatever its other threads wait for: links end with it, so routers learn of it at once."""
-    group.remove_meeting()
-    who = f"rank {lost.rank} of {group.ranks}"
-    if lost.refused:
-        flush()
-        sys.stderr.write(f"segue {role}: {who}: {' '.join(lost.reason.split())}\n")
-    else:
-        log.critical("rank.lost", rank=lost.rank, ranks=group.ranks, reason=lost.reason)
-    exit_now(status=1)
+    try:
+        group.remove_meeting()
+        who = f"rank {lost.rank} of {group.ranks}"
+        if lost.refused:
+            flush()
+            sys.stderr.write(f"segue {role}: {who}: {' '.join(lost.reason.split())}\n")
+        else:
+            log.critical("rank.lost", rank=lost.rank, ranks=group.ranks, reason=lost.reason)
+    finally:  # also where nobody reads the log any more
+        exit_now(status=1)

@@ -36,6 +36,7 @@ from shared.engine.cuda.step_memory import step_memory
 from shared.engine.model.weights import Weights, stored_dtype
 from shared.engine.parallel.shares import ModelShare, Share
 from shared.engine.streams import Mark, Work
+from shared.primitives.errors import InvariantError
 from shared.ranks.orders import Operation, Order, OrderKind, Words, operations_of
 
 
@@ -120,14 +121,19 @@ class FollowerDevice:
                 *sizes, first = rest
                 asked = ExtendSizes(*sizes)
                 ids, attention, at = self._eager.planned(place, asked)
-                logits = None if first < 0 else self._logits[first : first + asked.needed]
+                logits = None if first < 0 else self._rows(first, asked.needed)
                 return partial(self._compute, ids, attention, at, logits)
             case Operation.EXTEND_GRAPH:
                 tokens, (place, words, needed, first) = place, rest
-                return self._extend.planned(tokens, place, words, self._logits[first : first + needed])
+                return self._extend.planned(tokens, place, words, self._rows(first, needed))
             case Operation.TAKE_TOKENS:
                 (count,) = rest
                 return partial(self._take_tokens, self._staging.at(place, count)[1])
+
+    def _rows(self, first: int, count: int) -> Tensor:
+        if not 0 <= first <= first + count <= len(self._logits):
+            raise InvariantError(f"{count} rows of logits from {first} on, there are {len(self._logits)}")
+        return self._logits[first : first + count]
 
     def _warm_up(self) -> None:
         """See `CudaDevice`: what it does together with others."""

@@ -78,6 +78,8 @@ class Staging:
     def at(self, place: int, count: int) -> tuple[Tensor, Tensor]:
         """Words that the buffer holds: on the host, and where the device will find them."""
         end = place + count
+        if min(place, count) < 0 or end > self._used:
+            raise InvariantError(f"words {place} to {end} are asked for, the buffer holds {self._used}")
         return self._ring[self._current][place:end], self.device[place:end]
 
     def put(self, words: NDArray[np.int32]) -> tuple[Tensor, Tensor]:

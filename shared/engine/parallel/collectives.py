@@ -22,7 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from shared.engine.parallel.shares import Share
-from shared.primitives.errors import StartError
+from shared.primitives.errors import RankError, StartError
 
 
 class Collectives(Protocol):
@@ -130,7 +130,10 @@ def _sum_by_rank(x: Tensor, group: str) -> None:
 def _gather_by_rank(x: Tensor, found: Tensor, group: str) -> None:
     # as bytes: gloo knows few types
     octets = [part.flatten().view(torch.uint8) for part in found]
-    dist.all_gather(octets, x.flatten().view(torch.uint8), group=_group(group))
+    try:
+        dist.all_gather(octets, x.flatten().view(torch.uint8), group=_group(group))
+    except RuntimeError as error:
+        raise RankError(f"another rank has left an exchange: {error}") from error
 
 
 def _group(name: str) -> dist.ProcessGroup:

@@ -115,3 +115,21 @@ def test_the_end_of_a_process_is_the_end_of_its_socket(ends: Ends) -> None:
     assert order is not None, "what was told before is still there"
     assert order.words.tolist() == words(1).tolist()
     assert ends.followers[0].take() is None
+
+
+def test_the_end_is_told_without_waiting_for_a_follower_that_is_a_ring_behind(ends: Ends) -> None:
+    """It may be frozen; it finds the end of its socket behind what it was told."""
+    for number in range(BUFFERS):
+        ends.leader.step(NONE, words(number))
+    first, second = ends.followers
+    for _ in range(BUFFERS):
+        first.take()
+        first.give_back()
+    ended = threading.Thread(target=ends.leader.end, daemon=True)
+    ended.start()
+    ended.join(30)
+    assert not ended.is_alive()
+    for _ in range(BUFFERS):
+        assert second.take() is not None
+        second.give_back()
+    assert first.take() is second.take() is None

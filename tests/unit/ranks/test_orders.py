@@ -63,6 +63,18 @@ def test_what_does_not_fit_or_is_cut_is_refused() -> None:
         list(operations_of(array([Operation.WRITE, 3, 5])))
 
 
+@pytest.mark.parametrize("sizes", [(2, 5), (-1, 3), (3, -1), (2**40, 0)])
+def test_sizes_that_no_buffer_has_are_refused(sizes: tuple[int, int]) -> None:
+    memory = np.zeros(words_for(6, 2), dtype=np.int32)
+    ring = OrderRing(memory, 6, 2)
+    ring.put(Order(1, OrderKind.STEP, 0, array([1, 0]), array([1, 2, 3])))
+    memory.view(np.int64)[8:][3:5] = sizes  # no test writes them: a fault did
+    with pytest.raises(
+        InvariantError, match=rf"order 1 has {sizes[0]} and {sizes[1]} words, a buffer holds 6"
+    ):
+        ring.get(1)
+
+
 def test_a_buffer_is_not_written_before_all_have_given_it_back() -> None:
     ring = OrderRing(np.zeros(words_for(4, 2), dtype=np.int32), 4, 2)
     writer, readers = OrderWriter(ring, 2), [OrderReader(ring), OrderReader(ring)]

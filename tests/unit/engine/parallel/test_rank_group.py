@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from shared.engine.config import EngineConfig
+from shared.engine.parallel import meeting
+from shared.engine.parallel.shares import Share
+from shared.primitives.errors import RankError
+from shared.ranks.channel import FollowerEnd, ReportKind
 from shared.ranks.rank_group import LostRank, RankGroup
-from shared.worker.follower import follow
+from shared.worker.follower import FollowerJob, fail, follow
 from tests.unit.engine.parallel.rank_followers import Follow, forked
+from tests.unit.engine.tiny_models import FAMILIES, save_model
 from tests.waiting import comes_true
 
 CONFIG = EngineConfig(pages=8, page_size=16, slots=1, device="cuda-on-cpu")
 
 
 class Watched:
-    """A group of three ranks whose model is not there, or whose followers wait for ever."""
+    """A group of three ranks whose model is not there, or whose followers do something else."""
 
-    def __init__(self, folder: Path, *, loads: bool) -> None:
+    def __init__(self, folder: Path, body: Follow) -> None:
         self.lost: list[LostRank] = []
-        body: Follow = follow
-        if not loads:
-            body = _wait
         self.group = RankGroup(3, forked(3, folder, CONFIG, body))
         self.group.watch(self.lost.append)
 
@@ -44,8 +48,29 @@ def _wait(*_: object) -> None:
     threading.Event().wait()
 
 
+def _leave(job: FollowerJob, end: FollowerEnd) -> None:
+    """Add up with the others; rank 2 leaves them and lives on."""
+    collectives = meeting.meet(Path(job.meeting), Share(job.rank, job.ranks), on_gpus=False)
+    assert collectives.sum(torch.ones(3)).tolist() == [3.0] * 3
+    if job.rank == 2:
+        meeting.part()
+        _wait()
+    try:
+        collectives.sum(torch.ones(3))
+    except BaseException as error:
+        fail(end, error)
+
+
+def _babble(job: FollowerJob, end: FollowerEnd) -> None:
+    if job.rank == 2:
+        _wait()
+    end.copied(7)  # which nobody asked for
+    end.say(ReportKind.FAILED, "no more memory")
+    os._exit(1)
+
+
 def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
-    watched = Watched(tmp_path / "nothing", loads=True)
+    watched = Watched(tmp_path / "nothing", follow)
     lost = watched.first_lost()
     assert (lost.refused, lost.status) == (True, 1)
     assert str(tmp_path / "nothing") in lost.reason
@@ -54,7 +79,7 @@ def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_killed_follower_is_heard_of_once_and_by_its_signal(rank: int, tmp_path: Path) -> None:
-    watched = Watched(tmp_path, loads=False)
+    watched = Watched(tmp_path, _wait)
     os.kill(watched.group.processes[rank - 1].pid, signal.SIGKILL)
     lost = watched.first_lost()
     assert (lost.rank, lost.status, lost.refused) == (rank, -signal.SIGKILL, False)
@@ -65,10 +90,10 @@ def test_a_killed_follower_is_heard_of_once_and_by_its_signal(rank: int, tmp_pat
 
 
 def test_an_error_of_rank_0_gives_way_to_a_follower_that_was_lost_before(tmp_path: Path) -> None:
-    watched = Watched(tmp_path, loads=False)
+    watched = Watched(tmp_path, _wait)
     watched.group.give_way(0.01)  # nobody was lost: rank 0 goes on to end
     watched.close()
-    watched = Watched(tmp_path, loads=False)
+    watched = Watched(tmp_path, _wait)
     gave_way = threading.Thread(target=watched.group.give_way, args=(60.0,), daemon=True)
     gave_way.start()
     watched.group.processes[0].kill()
@@ -76,3 +101,54 @@ def test_an_error_of_rank_0_gives_way_to_a_follower_that_was_lost_before(tmp_pat
     gave_way.join(0.2)
     assert gave_way.is_alive(), "whoever hears of the loss ends the process"
     watched.close()
+
+
+def test_a_rank_that_misses_the_part_of_another_is_not_the_one_that_was_lost(tmp_path: Path) -> None:
+    """It may end sooner than the one that it misses: whoever is named has to be the cause."""
+    watched = Watched(tmp_path, _leave)
+    together = meeting.meet(watched.group.meeting, Share(0, 3), on_gpus=False)
+    assert together.sum(torch.ones(3)).tolist() == [3.0] * 3
+    with pytest.raises(RankError, match="another rank has left an exchange"):
+        together.sum(torch.ones(3))
+    assert watched.group.processes[0].wait(30) == 1
+    watched.group.processes[1].kill()
+    lost = watched.first_lost()
+    assert (lost.rank, lost.reason) == (2, "it was ended by SIGKILL")
+    assert watched.group.end.sentences[0][0] is ReportKind.PEER_LOST
+    watched.close()
+    meeting.part()
+
+
+def test_a_follower_that_tells_nonsense_and_ends_is_heard_of(tmp_path: Path) -> None:
+    """The watch is all that ends rank 0 then, so nothing that a follower tells may end the watch."""
+    watched = Watched(tmp_path, _babble)
+    lost = watched.first_lost()
+    assert (lost.rank, lost.reason) == (1, "no more memory")
+    watched.close()
+
+
+def test_a_follower_whose_rank_0_has_ended_before_it_began_waits_for_nobody(tmp_path: Path) -> None:
+    save_model(FAMILIES["mistral"], tmp_path)
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    own.close()
+    memory = os.memfd_create("a test")
+    with theirs:
+        process = forked(2, tmp_path, CONFIG, follow)(1, tmp_path, theirs.fileno(), memory)
+    os.close(memory)
+    try:
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (-9, "it was ended by SIGKILL"),
+        (-40, "it was ended by signal 40"),
+        (3, "it exited with status 3"),
+        (None, "it has closed its socket, and its process still runs"),
+    ],
+)
+def test_how_a_follower_ended_is_said_in_words(status: int | None, words: str) -> None:
+    assert LostRank(1, status, refused=False, sentence="").reason == words
