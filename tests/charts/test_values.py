@@ -240,6 +240,21 @@ def test_a_gpu_is_asked_for_where_the_device_is_cuda() -> None:
     assert "nvidia.com/gpu" not in container("decode")["resources"]["limits"]
 
 
+ALONE, ON_CPU = "prefill.replicas=0", "device=cuda-on-cpu"
+
+
+def test_the_path_of_a_gpu_is_tried_out_in_the_pods_of_a_cpu() -> None:
+    """All that tells them apart is what the process is told."""
+    of_cpu, tried = container("decode", ALONE), container("decode", ALONE, ON_CPU, "decode.gpus=2")
+    told = {each["name"]: each.get("value") for each in tried["env"]}
+    assert (told.pop("SEGUE_DEVICE"), told.pop("SEGUE_TENSOR_PARALLEL_SIZE")) == ("cuda-on-cpu", "2")
+    expected = {each["name"]: each.get("value") for each in of_cpu["env"]}
+    assert expected.pop("SEGUE_DEVICE") == "cpu"
+    assert told == expected
+    assert {**tried, "env": []} == {**of_cpu, "env": []}
+    assert "SEGUE_TENSOR_PARALLEL_SIZE" not in str(container("decode", ON_CPU))
+
+
 def shared_memory(role: str, *sets: str) -> tuple[list[str], list[Object]]:
     """Where the container of a role has shared memory of its pod, and what that is."""
     spec = pods(objects("gpu", *sets))[role]["spec"]

@@ -266,14 +266,14 @@
 {{- range $role := list "prefill" "decode" -}}
 {{- $limits := dig "limits" dict (default dict (index $.Values $role).resources) | default dict -}}
 {{- $config := default dict (index $.Values $role).config -}}
-{{- if and (eq $.Values.device "cpu") (hasKey $limits $.Values.gpu.resourceName) -}}
-{{- fail (printf "%s.resources asks for %s, but device is cpu: set device to cuda" $role $.Values.gpu.resourceName) -}}
+{{- if and (ne $.Values.device "cuda") (hasKey $limits $.Values.gpu.resourceName) -}}
+{{- fail (printf "%s.resources asks for %s, but device is %s: set device to cuda" $role $.Values.gpu.resourceName $.Values.device) -}}
 {{- end -}}
 {{- if hasKey $limits $.Values.gpu.resourceName -}}
 {{- fail (printf "%s.resources asks for %s, which is said by %s.gpus: leave it out of the resources" $role $.Values.gpu.resourceName $role) -}}
 {{- end -}}
 {{- $gpus := (index $.Values $role).gpus | int -}}
-{{- if and (eq $.Values.device "cuda") (gt $gpus 1) -}}
+{{- if and (ne $.Values.device "cpu") (gt $gpus 1) -}}
 {{- if eq $role "prefill" -}}
 {{- fail (printf "prefill.gpus is %d, but pages of several GPUs cannot be read by another worker yet: leave it at 1, and set prefill.replicas" $gpus) -}}
 {{- end -}}
@@ -287,7 +287,7 @@
 {{- if and (eq $.Values.device "cuda") $limits.memory (lt (include "segue.bytes" $limits.memory | float64) 8589934592.0) -}}
 {{- fail (printf "%s.resources.limits.memory is %v, but device is cuda: CUDA and the loading of weights alone take some GiB; give at least 8Gi, and what %s.config.hostFraction adds, with requests to match (ci/gpu.yaml has 32Gi)" $role $limits.memory $role) -}}
 {{- end -}}
-{{- if and (eq $.Values.device "cpu") (not $limits.memory) (not $config.memoryBytes) (not $config.kvPages) -}}
+{{- if and (ne $.Values.device "cuda") (not $limits.memory) (not $config.memoryBytes) (not $config.kvPages) -}}
 {{- fail (printf "%s.resources.limits.memory is empty: it sizes the KV pool, and without it a pod takes half of its node; set it, %s.config.memoryBytes or %s.config.kvPages" $role $role $role) -}}
 {{- end -}}
 {{- end -}}

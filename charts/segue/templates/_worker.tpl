@@ -51,7 +51,7 @@ spec:
               value: {{ default $root.Values.rdma.devices $values.rdma.devices | quote }}
             - name: SEGUE_DEVICE
               value: {{ $root.Values.device }}
-            {{- if and (eq $root.Values.device "cuda") (gt ($values.gpus | int) 1) }}
+            {{- if and (ne $root.Values.device "cpu") (gt ($values.gpus | int) 1) }}
             - name: SEGUE_TENSOR_PARALLEL_SIZE
               value: {{ $values.gpus | int | quote }}
             {{- end }}
