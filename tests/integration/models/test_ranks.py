@@ -1,6 +1,7 @@
 """Decode workers of two ranks serve, without prefill workers: whatever happens to a rank happens to its worker.
 
 Over gloo on `cuda-on-cpu`; a worker's followers are its only children.
+`SEGUE_TEST_RANK_KILLS=10` kills each rank ten times.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from tests.link_keys import write_new_keys
 from tests.waiting import soon, until
 
 STREAMS = 8
+KILLED = [0, 1] * int(os.environ.get("SEGUE_TEST_RANK_KILLS", "1"))
 LONG: dict[str, Any] = GREEDY | {"max_tokens": 40}
 RANKS: dict[str, Any] = {"tensorParallelSize": 2, "stepSecondsMax": 4.0}
 
@@ -56,9 +59,16 @@ def two_of_two(model: Path) -> Iterator[LocalDeployment]:
         "0",
         "--decode",
         "2",
+        "--log-level",
+        "info",
     )
     with deployment(*flags, config={"decode": WORKER | RANKS}) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_of_two: LocalDeployment, model: Path) -> list[StreamedAnswer]:
+    return crowd(two_of_two.url, prompts_of(model)[:STREAMS], STREAMS, **LONG)
 
 
 @pytest.mark.timeout(900)
@@ -70,30 +80,32 @@ def test_greedy_answers_are_those_of_transformers(two_of_two: LocalDeployment, m
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_is_a_killed_worker(rank: int, two_of_two: LocalDeployment, model: Path) -> None:
+@pytest.mark.parametrize("rank", KILLED)
+def test_a_killed_rank_is_a_killed_worker(
+    rank: int, two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
+) -> None:
     """Streams go on elsewhere, all of its processes end, and its log has one line of it."""
     prompts = prompts_of(model)[:STREAMS]
-    undisturbed = crowd(two_of_two.url, prompts, STREAMS, **LONG)
 
     def kill(victim: RunningProcess) -> None:
         pids = [victim.pid, *followers_of(victim.pid)]
         assert len(pids) == 2
-        two_of_two.command.read_lines()
         os.kill(pids[rank], signal.SIGKILL)
         assert ended_within(pids, soon(1))
 
+    said = len(two_of_two.command.read_lines())
     assert disturbed(two_of_two, prompts, kill) == undisturbed
-    lost = [line for line in two_of_two.command.read_lines() if "rank.lost" in line]
+    lost = [line for line in two_of_two.command.read_lines()[said:] if "rank.lost" in line]
     assert len(lost) == rank, "rank 0 says nothing any more"
     assert all("it was ended by SIGKILL" in line for line in lost)
     until(two_of_two.all_linked, 300, "all workers' readiness")
 
 
 @pytest.mark.timeout(900)
-def test_streams_go_on_elsewhere_while_a_follower_is_frozen(two_of_two: LocalDeployment, model: Path) -> None:
+def test_streams_go_on_elsewhere_while_a_follower_is_frozen(
+    two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
+) -> None:
     prompts = prompts_of(model)[:STREAMS]
-    undisturbed = crowd(two_of_two.url, prompts, STREAMS, **LONG)
     frozen: list[int] = []
 
     def freeze(victim: RunningProcess) -> None:
@@ -105,6 +117,33 @@ def test_streams_go_on_elsewhere_while_a_follower_is_frozen(two_of_two: LocalDep
     finally:
         os.kill(frozen[0], signal.SIGCONT)
     until(two_of_two.all_linked, 120, "the worker's links, now that its loop turns again")
+
+
+@pytest.mark.timeout(900)
+def test_a_second_sigterm_ends_a_worker_of_ranks_at_once(
+    two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
+) -> None:
+    """It cuts what still runs there, which goes on elsewhere; nobody takes the end of its ranks for a loss."""
+    said = len(two_of_two.command.read_lines())
+
+    def end(victim: RunningProcess) -> None:
+        pids = [victim.pid, *followers_of(victim.pid)]
+        os.kill(victim.pid, signal.SIGTERM)
+        # One that comes before Python has seen the last is the same one.
+        until(lambda: ended_within(pids[:1], 0) or signalled(victim.pid), soon(1), "its end")
+        assert ended_within(pids, soon(1))
+
+    assert disturbed(two_of_two, prompts_of(model)[:STREAMS], end) == undisturbed
+    lines = two_of_two.command.read_lines()[said:]
+    assert [line for line in lines if "worker.ended_with_work" in line], "it had streams when it ended"
+    assert not [line for line in lines if "rank.lost" in line]
+
+
+def signalled(pid: int) -> bool:
+    """Send SIGTERM once more, if there still is such a process; False."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    return False
 
 
 def disturbed(
