@@ -92,12 +92,14 @@ async def send_start(send: Send, status: int, content_type: bytes, headers: Head
     )
 
 
-async def send_failure(scope: Scope, send: Send, failure: RequestFailed, retry_after_seconds: float) -> None:
-    """The answer to a request that the core has failed before anything was sent."""
+async def send_failure(
+    scope: Scope, send: Send, failure: RequestFailed, retry_after_seconds: float, full: str = ""
+) -> None:
+    """The answer to a request that the core has failed before anything was sent; `full`: of what there is no more."""
     seconds = failure.retry_after_seconds
     if seconds is None and failure.status in (429, 503):
         seconds = retry_after_seconds
-    context_of(scope).code = failure.code or ""
+    context_of(scope).code = full or failure.code or ""
     body = error_of(scope, failure.status, failure.message, failure.param, failure.code)
     await send_json(send, failure.status, body, retry_after(seconds))
 
@@ -110,7 +112,7 @@ async def send_request_error(
     context_of(scope).connection.count_refusal(error.status, full)
     failure = RequestFailed(error.status, error.message, code=error.code, param=error.param)
     seconds = error.retry_after_seconds if isinstance(error, OverloadedError) else None
-    await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds)
+    await send_failure(scope, send, failure, retry_after_seconds if seconds is None else seconds, full)
 
 
 # ---- errors as Anthropic's clients read them: `{"type": "error", "error": {"type", "message"}, "request_id"}` --------

@@ -56,7 +56,9 @@ class RequestContext:
     account: Account | None = None  # by `KeyGuard`, once it lets the request in
     client_id: str = ""  # by `RequestIdMiddleware`: the id that its client gave it
     core_rids: Sequence[str] = ()  # by `CompletionEndpoint`: the requests to the core that it became
-    code: str = ""  # by `send_failure`: the code of the error that was answered
+    code: str = (
+        ""  # by who refuses: what was full, as `segue_rejections_total` calls it, or the code of the answer
+    )
 
 
 def context_of(scope: Scope) -> RequestContext:

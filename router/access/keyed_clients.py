@@ -167,7 +167,9 @@ def _key_in(name: bytes, value: bytes) -> bytes:
 async def _refuse(
     scope: Scope, send: Send, status: int, message: str, code: str, headers: Headers = (), full: str = ""
 ) -> None:
-    context_of(scope).connection.count_refusal(status, full)
+    context = context_of(scope)
+    context.connection.count_refusal(status, full)
+    context.code = full or code
     await send_json(send, status, error_of(scope, status, message, code=code), headers)
 
 

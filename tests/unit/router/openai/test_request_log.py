@@ -140,18 +140,27 @@ def test_strangers_write_no_line_whichever_layer_answers_them(
     assert "stranger" not in log.text
 
 
-@pytest.mark.parametrize(("setting", "status"), [("rpm=1", 429), ("models=another", 403)])
-def test_what_a_key_is_refused_has_a_line_with_its_name(
-    setting: str, status: int, model_folder: Path, tmp_path: Path, log: LogReader
+@pytest.mark.parametrize(
+    ("setting", "status", "code"),
+    [
+        ("rpm=1", 429, "key_rpm"),
+        ("tpm=40", 429, "key_tpm"),
+        ("models=another", 403, "model_not_allowed"),
+    ],
+)
+def test_what_a_key_is_refused_has_a_line_with_its_name_and_the_limit(
+    setting: str, status: int, code: str, model_folder: Path, tmp_path: Path, log: LogReader
 ) -> None:
+    """A limit has the word that it has in segue_rejections_total; the answer says the same of all."""
     keys = tmp_path / "keys"
     keys.write_text(f"{key_line('shop', SHOP, setting)}\n")
     with RunningRouter(model_folder, api_keys_file=str(keys)) as running:
         for _ in range(2):
-            running.http.post("/v1/completions", json=BODY, headers={"authorization": f"Bearer {SHOP}"})
+            body = BODY | {"max_tokens": 30}
+            running.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {SHOP}"})
         until(lambda: len(log.lines("request.answered")) == 2, 10, "both lines")
         last = log.lines("request.answered")[-1]
-    assert (last["status"], last["key_name"]) == (status, "shop")
+    assert (last["status"], last["key_name"], last["code"]) == (status, "shop", code)
 
 
 @pytest.mark.parametrize("given", [SHOP, f"trace:{SHOP}"])
