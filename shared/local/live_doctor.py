@@ -1,7 +1,8 @@
 """`segue doctor --live URL…`: reads the metrics of a deployment twice, ten seconds apart, and names its bottleneck.
 
 A URL is that of an admin port. A name that stands for several addresses, as that of a headless Service does, is read at
-each of them. The first page that is not there ends the command; what is there is judged by `bottleneck`.
+each of them, all at once. Who asks at night may ask because a pod hangs: a process that does not answer is named and
+left out, and the others are judged by `bottleneck`. What answers with no metrics is a wrong URL, and ends the command.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from math import isfinite
 from urllib.parse import urlsplit
@@ -29,8 +31,11 @@ PAGE_SECONDS_MAX = 5.0  # to connect, and once more for all of a page
 PAGE_BYTES_MAX = 8 << 20  # a page has a few hundred lines
 PAGE_SAMPLES_MAX = 20_000
 PROCESSES_MAX = 256
+READERS = 32  # pages that are read at a time
 METRICS_PATH = "/metrics"
 ADMIN_PORT = 8001
+
+Address = tuple[str, int, str]  # host, port and path
 
 
 def live_doctor(
@@ -42,23 +47,32 @@ def live_doctor(
         raise DoctorError(
             f"{len(addresses)} processes are named; expected at most {PROCESSES_MAX}: name fewer"
         )
-    before = scrape(addresses)
+    before, silent = scrape(addresses)
+    if not before.processes:
+        raise DoctorError(next(iter(silent.values())))
     if not as_json:
-        sys.stdout.write(f"reading {_processes(len(addresses))} for {WINDOW_SECONDS:g} s\n")
+        sys.stdout.write(f"reading {_processes(len(before.processes))} for {WINDOW_SECONDS:g} s\n")
         sys.stdout.flush()
     sleep(WINDOW_SECONDS)
+    after, silent_now = scrape(addresses)
+    silent |= silent_now
     try:
-        found = verdict(before, scrape(addresses))
+        found = verdict(before, after)
     except ValueError as error:
-        expected = "give the URL of a router's admin port, as segue up prints it"
+        expected = (
+            "; ".join(silent.values()) or "give the URL of a router's admin port, as segue up prints it"
+        )
         raise DoctorError(f"{error}: {expected}") from None
+    found = replace(
+        found, figures=(*(f"left out: {sentence}" for sentence in silent.values()), *found.figures)
+    )
     if as_json:
         sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
     else:
         _write(found)
 
 
-def addresses_of(url: str) -> list[tuple[str, int, str]]:
+def addresses_of(url: str) -> list[Address]:
     """Host, port and path of each process that a URL stands for; raises DoctorError where there is none."""
     parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
     try:
@@ -77,11 +91,17 @@ def addresses_of(url: str) -> list[tuple[str, int, str]]:
     return [(host, port, path) for host in hosts]
 
 
-def scrape(addresses: Sequence[tuple[str, int, str]]) -> Scrape:
-    """What these processes show now; raises DoctorError where one shows nothing."""
-    return Scrape(
-        time.monotonic(), {f"{host}:{port}": _page(host, port, path) for host, port, path in addresses}
-    )
+def scrape(addresses: Sequence[Address]) -> tuple[Scrape, dict[str, str]]:
+    """What these processes show now, and by address why others show nothing.
+
+    Raises DoctorError where one answers, and not with metrics.
+    """
+    with ThreadPoolExecutor(min(READERS, len(addresses))) as readers:
+        pages = list(readers.map(_page_or_why, addresses))
+    names = [f"{host}:{port}" for host, port, _ in addresses]
+    shown = {name: page for name, page in zip(names, pages, strict=True) if not isinstance(page, str)}
+    silent = {name: page for name, page in zip(names, pages, strict=True) if isinstance(page, str)}
+    return Scrape(time.monotonic(), shown), silent
 
 
 def samples_of(page: str) -> list[Sample]:
@@ -93,7 +113,9 @@ def samples_of(page: str) -> list[Sample]:
     return [Sample(each.name, each.labels, each.value) for each in lines if isfinite(each.value)]
 
 
-def _page(host: str, port: int, path: str) -> list[Sample]:
+def _page_or_why(address: Address) -> list[Sample] | str:
+    """The samples of a page, or why nothing answers."""
+    host, port, path = address
     connection = http.client.HTTPConnection(host, port, timeout=PAGE_SECONDS_MAX)
     try:
         connection.connect()
@@ -105,9 +127,7 @@ def _page(host: str, port: int, path: str) -> list[Sample]:
             raise DoctorError(f"http://{host}:{port}{path} answers {answer.status}, not with metrics")
         return samples_of(body.decode())
     except (OSError, http.client.HTTPException) as error:
-        raise DoctorError(
-            f"nothing answers at http://{host}:{port}{path} ({error or type(error).__name__})"
-        ) from None
+        return f"nothing answers at http://{host}:{port}{path} ({error or type(error).__name__})"
     except ValueError:
         raise DoctorError(f"what http://{host}:{port}{path} answers are no metrics") from None
     finally:

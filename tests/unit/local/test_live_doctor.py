@@ -69,6 +69,25 @@ def test_a_router_without_requests_is_idle(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out)["cause"] == "idle"
 
 
+@pytest.mark.timeout(60)
+def test_a_pod_that_hangs_is_named_and_the_others_are_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shared.local.live_doctor.PAGE_SECONDS_MAX", 1.0)
+    metrics = Metrics("router")
+    metrics.set(gauges.REQUESTS_RUNNING, 0, state="waiting")
+    admin = AdminPort("127.0.0.1", 0, probe_pages(Health(60.0), metrics))
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # the kernel connects, and nobody accepts
+        urls = [f"http://127.0.0.1:{port}" for port in (hangs.getsockname()[1], admin.port)]
+        try:
+            live_doctor(urls, sleep=no_sleep)
+        finally:
+            admin.close()
+    said = capsys.readouterr().out
+    assert "reading 1 process for 10 s\nbottleneck: idle\n" in said
+    assert f"left out: nothing answers at {urls[0]}/metrics (" in said
+
+
 def test_workers_alone_are_asked_for_their_router() -> None:
     admin = AdminPort("127.0.0.1", 0, probe_pages(Health(60.0), Metrics("decode")))
     try:
