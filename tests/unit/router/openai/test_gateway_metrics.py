@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.process.api_keys import key_line, new_key
+from tests.monitoring.rendered import program
 from tests.unit.router.raw_http import connect, post
 from tests.unit.router.scripted_workers import LIMITS, LOAD, RunningRouter, Script
 from tests.waiting import until
@@ -99,6 +101,17 @@ def test_vllms_names_tell_the_same(model_folder: Path, names: str, segue: bool) 
             assert {sample.labels["model_name"] for sample in samples} == {"tiny"}
         (config,) = families["vllm:cache_config_info"].samples
         assert (config.labels["block_size"], config.labels["num_gpu_blocks"]) == ("16", str(LIMITS.pages))
+
+
+def test_the_parser_of_pickers_reads_the_page_and_that_of_the_admin_port(model_folder: Path) -> None:
+    """promtool parses as endpoint pickers do, with Prometheus' own parser in Go; what its linter says is not judged."""
+    with RunningRouter(model_folder, metrics_on_api_port=True, metric_names="both") as router:
+        router.says("Hello there")
+        pages = [router.http.get(f"{url}/metrics").content for url in (router.url, router.admin_url)]
+    for page in (*pages, b"segue_ready 1 1 1\n"):
+        command = [program("promtool"), "check", "metrics"]
+        ended = subprocess.run(command, input=page, capture_output=True, check=False)
+        assert (b"parsing error" in ended.stderr) == (page not in pages), ended.stderr
 
 
 def test_however_often_it_is_asked_for_it_is_written_every_now_and_then(
