@@ -185,7 +185,9 @@ def test_a_first_token_that_is_late_at_prefill_is_told_by_its_stage(watch: Watch
     asking.result(60)
 
 
-def test_a_roll_loses_nothing_and_a_killed_worker_is_told_by_its_cause(watch: Watched) -> None:
+def test_a_roll_loses_nothing_and_a_killed_worker_is_told_by_its_cause_and_a_killed_router_by_its_name(
+    watch: Watched,
+) -> None:
     running = watch.running
     with streams(running, "modest", 4):
         drained, killed = running.processes("decode")
@@ -197,6 +199,12 @@ def test_a_roll_loses_nothing_and_a_killed_worker_is_told_by_its_cause(watch: Wa
         watch.says(9, lambda said: [*said] == [("lost_decode",)])
         until(running.all_linked, 60, "the return of the other one")
         watch.quiet(2, 6)
+    (router,) = running.processes("router")
+    longer = watch.queries[9].replace("[5m]", "[60s]")  # than it takes to start
+    assert (router.uid,) not in watch.evaluate(longer)
+    os.kill(router.pid, signal.SIGKILL)
+    until(lambda: (router.uid,) in watch.evaluate(longer), 60, "the answer that a router has died", 0.5)
+    until(running.all_linked, 60, "links to the new router")
 
 
 def test_a_throttled_kv_link_is_found_by_what_its_fetches_take() -> None:
