@@ -201,13 +201,28 @@ def test_every_query_of_the_dashboard_has_an_answer(watched: Watched) -> None:
     """Over all the time: some are numbers only while something happens."""
     assert watched.incidents, "the incidents were not made: run the whole file"
     end = time.time()
-    empty = []
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", []):
-            expression = asked(target["expr"])
-            if not watched.prometheus.values(expression, watched.began_at, end, step=2):
-                empty.append((panel["title"], expression))
+    empty = [
+        (title, expression)
+        for title, expression in queries()
+        if not watched.prometheus.values(expression, watched.began_at, end, step=2)
+    ]
     assert empty == []
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """All that Grafana asks for the dashboard: its panels, its annotations, and the choices above them."""
+    shown = dashboard()
+    for panel in shown["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], asked(target["expr"])
+    for annotation in shown["annotations"]["list"]:
+        yield annotation["name"], asked(annotation["expr"])
+    for variable in shown["templating"]["list"]:
+        if variable["type"] == "query":
+            found = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert found, variable
+            series, label = found.groups()
+            yield variable["name"], asked(f'{series} unless {series.partition("{")[0]}{{{label}=""}}')
 
 
 def asked(expression: str) -> str:
