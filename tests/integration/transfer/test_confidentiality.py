@@ -43,9 +43,12 @@ def test_neither_prompts_nor_answers_nor_keys_reach_a_record() -> None:
     log = "\n".join(running.command.lines)
     for rid in (rid_of(answered), survived):
         assert re.search(rf'"event":"request.answered".*"rid":"{rid}".*"client_id":"{OWN_ID}"', log)
-    assert re.search(
-        r'"level":"debug".*"event":"request.state"|"event":"request.state".*"level":"debug"', log
-    )
+        for role in (
+            "router",
+            "decode",
+        ):  # a worker's lines, too, have the id of the request that they concern
+            step = rf'"level":"debug","event":"request.state","role":"{role}",[^\n]*"rid":"{rid}"'
+            assert re.search(step, log), role
     said = answered.json()["choices"][0]["text"]
     assert len(said) > 20
     forms = (MARKER, said[:20], json.dumps(said)[1:20], json.dumps(ids)[1:-1], ",".join(map(str, ids)))
