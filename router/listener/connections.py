@@ -71,10 +71,11 @@ class ClientCounters:
     refusals: Counter[str] = counted_by(
         CounterMetric(
             "segue_http_refusals_total",
-            "HTTP requests that were refused before they became requests to the workers, by status.",
+            "HTTP requests that were refused before they became requests to the workers, by status; 500: those, at any "
+            "time, that the router itself failed.",
             ("status",),
         ),
-        *("400", "401", "403", "404", "405", "408", "413", "414", "415", "429", "431", "501", "503", "505"),
+        *map(str, (400, 401, 403, 404, 405, 408, 413, 414, 415, 429, 431, 500, 501, 503, 505)),
     )
     rejections: Counter[str] = counted_by(
         REJECTIONS,

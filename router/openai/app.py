@@ -147,6 +147,7 @@ class RequestIdMiddleware:
             raise
         except BaseException as error:  # a bug, or a panic in Rust: log the place, never the values
             log.error("http.error", rid=rid, error=type(error).__name__, at=places(error))
+            context.connection.count_refusal(500)
             if status == 0:
                 await send_json(send_with_id, 500, _failure_body(scope))
         self._log.write(context, scope["path"], status, asyncio.get_running_loop().time() - context.head_at)

@@ -27,6 +27,7 @@ from router.openai.answers.response_stream import ResponseStream, TextDelta
 from router.openai.answers.resumable_streams import StreamMarks
 from router.replies import Headers, send_failure, send_start
 from router.request_context import RequestContext
+from router.shell import FAILED
 from shared.primitives.errors import RequestError
 
 log = structlog.get_logger(__name__)
@@ -68,6 +69,7 @@ class AnswerWriter:
         self._connection.watch_backlog(lambda: answer.backlog_bytes)
         async with _watch_disconnect(receive, answer):
             await self._stream(scope, send, answer)
+        self._count_own_fault(answer)
         if answer.cut:
             self._connection.abort()
             while (await receive())["type"] != "http.disconnect":  # wait until that has happened
@@ -87,11 +89,17 @@ class AnswerWriter:
             while pieces := await answer.take(None):
                 answer.written(pieces)
                 kept.add(pieces)
+            self._count_own_fault(answer)
             if answer.failure:
                 await send_failure(scope, send, answer.failure, self._settings.retry_after_seconds)
             elif not answer.abandoned:
                 usage = usage_json(answer.usage.values(), answer.reasoning_tokens)
                 await writer.send(send, gone, self._objects.whole(kept.choices(), usage), self._headers)
+
+    def _count_own_fault(self, answer: ResponseStream) -> None:
+        """Count an answer that could not be written: to the core, its request was given up by the client."""
+        if answer.failure is FAILED:
+            self._connection.count_refusal(FAILED.status)
 
     async def _stream(self, scope: Scope, send: Send, answer: ResponseStream) -> None:
         pieces = await answer.take(None)  # however long it takes: a failure that comes first is the status

@@ -20,7 +20,7 @@ from shared.wire.messages import Limits
 from tests.unit.router.raw_http import connect, post
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
-from tests.waiting import comes_true, soon
+from tests.waiting import comes_true, soon, until
 
 BODY = {"model": MODEL, "prompt": "fox", "max_tokens": 100}
 STREAM = BODY | {"stream": True}
@@ -283,6 +283,7 @@ def test_a_fault_in_a_completion_is_a_500_too(
     def fail(*_: object) -> None:
         raise fault
 
+    before = router.clients.counters.refusals["500"]
     monkeypatch.setattr(router.shell, "submit", fail)
     with structlog.testing.capture_logs() as lines:
         response = router.http.post("/v1/completions", json=BODY)
@@ -290,4 +291,21 @@ def test_a_fault_in_a_completion_is_a_500_too(
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"
     assert line["event"] == "http.error"
+    assert router.clients.counters.refusals["500"] == before + 1, "which SegueErrors looks at"
     assert "marker" not in response.text + str(lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_written_is_a_500_and_counted(
+    router: RunningRouter, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """To the core it is a request that its client has given up."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("marker")
+
+    before = router.clients.counters.refusals["500"]
+    monkeypatch.setattr("router.openai.answers.response_stream.Choice.tokens", fail)
+    response = router.http.post("/v1/completions", json=BODY | {"stream": stream})
+    assert response.status_code == 500
+    until(lambda: router.clients.counters.refusals["500"] == before + 1, 10, "the count")
