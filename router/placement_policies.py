@@ -82,6 +82,10 @@ MASK = (1 << 64) - 1
 SLOWNESS_MAX = 16.0  # of a decode worker's step: what a worker tells does not keep others without work
 HELD_WEIGHT = 0.1  # of a token that a decode worker holds, by one that it must fetch
 FOUND_SHARE_MIN = 0.1  # below, the own worker of a prefix only breaks ties: there is one router, or no prefix
+# of a prompt, what its own decode worker is taken to have while such workers have what other routers sent there: a turn
+# of a conversation is mostly what was said before
+OWN_HIT_SHARE = 0.9
+OWN_AHEAD_TOKENS = 500  # … and a new prefix goes there if that costs no more tokens than it would elsewhere
 # a worker that has lately computed so many times as much as another …
 SPREAD_RATIO = 2
 # … and so many times the prefix besides gives the other one a prefix that both have from then on
@@ -107,7 +111,7 @@ class Placement(Generic[W]):
     reason: PlacementReason  # … in one word
     hit_tokens: int = 0  # expected in its prefix cache
     shared_tokens: int = 0  # whose pages a sibling holds there
-    own: bool = False  # computes a prompt that nobody is known to have, as its prefix's own worker
+    own: bool = False  # is to have more of the prompt than is known, as its prefix's own worker
 
 
 @dataclass(slots=True)
@@ -190,14 +194,16 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
 
     What its links have to bring before it is fetched before, too.
 
-    A worker whose step takes four times as long as another's counts as one that holds four times as much. Where nobody
-    is known to have the prompt, its own worker is taken to have it: other routers may have sent it there.
+    A worker whose step takes four times as long as another's counts as one that holds four times as much. The own
+    worker of a prompt is taken to have most of it, while such workers have what nobody was known to have: other routers
+    send the turns of a conversation there. Where no prefix was found lately it counts where nobody has the prompt.
     """
     need, settings = among.need, among.settings
     cached_tokens = among.look_up()
     pool = max(worker.pool_tokens for worker in among.workers)
     told = [worker.load.step_seconds for worker in among.workers if worker.load.step_seconds]
     fastest = min(told, default=0.0)
+    may_have_it = among.found_share >= FOUND_SHARE_MIN
 
     def hit_of(worker: W) -> int:
         hit = min(cached_tokens(worker.peer), need.tokens - 1)
@@ -211,10 +217,16 @@ def _fewest_to_fetch(among: Candidates[W]) -> Placement[W]:
 
     best = among.least(cost)
     hit = hit_of(best)
-    if not hit and not any(hit_of(worker) for worker in among.workers):
-        own = next(by_rendezvous(need, among.workers), None)
-        if own is not None and cost(own) <= cost(best) + need.tokens:
-            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own")
+    is_new = not hit and not any(hit_of(worker) for worker in among.workers)
+    own = next(by_rendezvous(need, among.workers), None) if is_new or may_have_it else None
+    if own is not None and (is_new or own is not best):
+        there = hit_of(own)
+        if is_new:
+            worth = need.tokens + OWN_AHEAD_TOKENS * may_have_it
+        else:
+            worth = max(0, int(OWN_HIT_SHARE * need.tokens) - there)
+        if cost(own) <= cost(best) + worth:
+            return Placement(own, f"the prefix's own worker, {own.tokens} held", "own", there, own=True)
     why = f"{hit} of {need.tokens} tokens expected in its cache, {best.tokens} held"
     return Placement(best, why, "cached" if hit else "least", hit)
 

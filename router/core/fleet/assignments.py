@@ -20,7 +20,7 @@ class Assignment:
     hit_tokens: int = 0  # … of its prompt that were expected in the worker's cache
     tenant: str = ""
     sent_at: float = 0.0  # seconds
-    own: bool = False  # nobody was known to have its prompt, and this is the own worker of its prefix
+    own: bool = False  # this is the own worker of its prefix, and was to have more of it than is known
 
 
 @dataclass(slots=True)

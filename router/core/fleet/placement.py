@@ -207,7 +207,7 @@ def _choose(
             lambda: prefixes.hits(need.blocks).tokens,
             settings,
             now,
-            prefixes.found(need.model_name, workers[0].hello.role).prompts,
+            prefixes.found(need.model_name, "fetched" if need.kv_format else workers[0].hello.role).prompts,
         )
     )
 

@@ -130,12 +130,15 @@ class PrefixIndex:
             self._shrink(worker, max(0, len(worker.blocks) - tokens // BLOCK_TOKENS))
 
     def found(self, model: str, role: str) -> Found:
-        """What own workers of the role had lately of prompts that nobody was known to have."""
-        return self._found.get((model, role)) or Found()
+        """What own workers of the role had lately of prompts that nobody was known to have, and that they compute.
+
+        The role "fetched" is that of decode workers which fetch what they do not have.
+        """
+        return self._found.get((model, role)) or _at_first(role)
 
     def looked(self, model: str, role: str, *, found: bool, share: float) -> None:
-        """A prompt that nobody was known to have was, or was not, in the cache of its own worker, which computes it."""
-        self._found.setdefault((model, role), Found()).add(found=found, share=share)
+        """A prompt that nobody was known to have was, or was not, in the cache of its own worker. See `found`."""
+        self._found.setdefault((model, role), _at_first(role)).add(found=found, share=share)
         self._found.move_to_end((model, role))
         if len(self._found) > MODELS_MAX:
             self._found.popitem(last=False)
@@ -209,6 +212,11 @@ class _WorkerBlocks:
         self.bit = bit
         self.blocks: OrderedDict[bytes, None] = OrderedDict()
         self.blocks_max = blocks_max
+
+
+def _at_first(role: str) -> Found:
+    """What is expected before anything was looked for: of fetches nothing, since one router knows all turns."""
+    return Found(0.0, 0.0) if role == "fetched" else Found()
 
 
 def _bits(mask: int) -> Iterator[int]:

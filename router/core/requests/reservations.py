@@ -107,14 +107,19 @@ class Reservations:
         self.deadlines.clear(("stall", live.rid))
         self.forget_target(live)
 
-    def correct_index(self, live: LiveRequest, cached_tokens: int) -> None:
-        """Correct the prefix index if the worker had less of the prompt in its cache than expected, or more."""
+    def correct_index(self, live: LiveRequest, cached_tokens: int, *, fetched: bool) -> None:
+        """Correct the prefix index if the worker had less of the prompt in its cache than expected, or more.
+
+        `fetched`: a decode worker has fetched the rest of it; if not, a worker has computed it.
+        """
         assert live.worker is not None, live.rid
         assignment = live.worker.assigned[live.rid]
         if assignment.own:
-            share = min(1.0, cached_tokens / live.need.tokens)
-            found = cached_tokens >= self._settings.cache_hit_tokens_min
-            self._prefixes.looked(live.need.model_name, live.worker.hello.role, found=found, share=share)
+            more = cached_tokens - assignment.hit_tokens  # other routers sent it there
+            share = max(0.0, min(1.0, more / live.need.tokens))
+            found = more >= self._settings.cache_hit_tokens_min
+            asked = "fetched" if fetched else live.worker.hello.role
+            self._prefixes.looked(live.need.model_name, asked, found=found, share=share)
         missed = assignment.hit_tokens - cached_tokens
         if missed > 0:
             self._prefixes.forget_oldest(live.worker.peer, missed)

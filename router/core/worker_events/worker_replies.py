@@ -154,7 +154,7 @@ class WorkerReplies:
         if live.cached_tokens is None:
             live.cached_tokens = self._reported(message.cached_tokens)
             self._counters.cached_tokens += min(message.cached_tokens, live.request.charged_tokens)
-        self._reservations.correct_index(live, message.cached_tokens)
+        self._reservations.correct_index(live, message.cached_tokens, fetched=False)
         self._requests.deliver(live, message.token_ids, message.logprobs, now)
         reason = message.finish or live.finish_reason()
         if reason is not None:
@@ -195,7 +195,7 @@ class WorkerReplies:
         is_one_of_many = live.migrating and live.migration_cause == "drain"  # each waits for those before it
         if not is_one_of_many:
             self._prompt_seconds.observe_fetch(worker.kv_group, tokens, now - sent_at, now)
-        self._reservations.correct_index(live, message.cached_tokens)
+        self._reservations.correct_index(live, message.cached_tokens, fetched=True)
         self._requests.join(live, message, now)
         return reopened
 

@@ -67,9 +67,12 @@ def prove_forgotten(core: RouterCore, peer: str, left: int | None) -> bool:
 def prove_learnt(
     message: Message, before: dict[tuple[str, str], Found], after: dict[tuple[str, str], Found]
 ) -> bool:
-    """What was found of prompts changes as they are computed; returns whether it has."""
-    assert before == after or isinstance(message, Prefilled), f"{type(message).__name__} tells what was found"
-    return before != after
+    """What was found of prompts changes as they are computed, or fetched, apart; returns whether it has."""
+    changed = {role for (model, role), each in after.items() if before.get((model, role)) != each}
+    told = {"fetched"} if isinstance(message, Joined) else {"prefill", "decode"}
+    may_tell = isinstance(message, Prefilled | Joined)
+    assert not changed or (may_tell and changed <= told), f"{type(message).__name__} tells what was found"
+    return bool(changed)
 
 
 def prove_placed(core: RouterCore, live: LiveRequest) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -45,9 +44,8 @@ def _by_tokens_alone(names: Any, tokens: Any, key: str, known: Any = ()) -> Any:
     return names(tokens, "", known)
 
 
-def _counts_as_found(fewest: Any, among: Any) -> Any:
-    choice = fewest(among)
-    return replace(choice, own=choice.reason == "own")
+def _counts_as_computed(correct: Any, reservations: Any, live: Any, cached_tokens: int, **_: bool) -> None:
+    correct(reservations, live, cached_tokens, fetched=False)
 
 
 MISTAKES: dict[str, Mistakes] = {
@@ -58,7 +56,7 @@ MISTAKES: dict[str, Mistakes] = {
             "what is believed of a cache is corrected": nothing
         },
         "what is fetched tells what is found where prompts are computed": {
-            "the decode worker with fewest pages to fetch": _counts_as_found
+            "what is believed of a cache is corrected": _counts_as_computed
         },
         "the own worker of a prefix is taken although it drains": {
             "the prefill worker of a prompt": _own_although_it_drains

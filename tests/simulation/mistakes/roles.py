@@ -276,7 +276,6 @@ PLACES: dict[str, dict[str, str]] = {
         "blocks are named": "block_names",
         "a hand-over begins": "HandOver",
     },
-    "router.placement_policies": {"the decode worker with fewest pages to fetch": "_fewest_to_fetch"},
     "router.core.fleet.placement": {
         "the prefill worker of a prompt": "place_prefill",
         "a worker could decode": "could_decode",

@@ -315,8 +315,8 @@ GATES = (
         size=ScenarioSize(length=0.5),
         at_most=(
             ("fetched_mb_a_request_of_1", 0.6),
-            ("fetched_mb_a_request_of_2", 0.65),
-            ("fetched_mb_a_request_of_4", 0.65),
+            ("fetched_mb_a_request_of_2", 0.57),
+            ("fetched_mb_a_request_of_4", 0.57),
             *((f"rows_most_by_least_of_{routers}", 1.15) for routers in (1, 2, 4)),
             *((f"ttft_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),
             *((f"itl_p99_of_{routers}", 1.05) for routers in (1, 2, 4)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.core.fleet.prefix_index import BLOCK_TOKENS, Found, block_names
-from shared.wire.messages import Prefilled
+from shared.wire.messages import Joined, Prefilled
 from tests.unit.router.deployment import ScriptedDeployment, baton, request
 
 PROMPT = tuple(range(4 * BLOCK_TOKENS + 5))
@@ -13,23 +13,33 @@ BLOCKS = 4
 NAMES = block_names(PROMPT, "")
 
 
-def serve(world: ScriptedDeployment, rid: str, cached_tokens: int, output: tuple[int, ...] = (7, 8)) -> None:
-    """A whole request; its prefill worker says how much of the prompt it had in its cache."""
+def serve(
+    world: ScriptedDeployment,
+    rid: str,
+    cached_tokens: int,
+    output: tuple[int, ...] = (7, 8),
+    cached_at_decode: int = 0,
+) -> None:
+    """A whole request; its workers say how much of the prompt they had in their caches."""
     world.submit(request(rid, PROMPT, len(output)))
     pages = baton(rid, 1, len(PROMPT))
     world.say("p0", Prefilled(rid, 1, 0, output[:1], pages, cached_tokens=cached_tokens))
-    world.joined("d0", rid)
+    world.say("d0", Joined(rid, 1, 64, cached_at_decode, 0.01))
     world.generated("d0", rid, 1, *output[1:])
     world.finished("d0", rid, len(output))
 
 
-def test_what_is_found_of_prompts_is_learnt_where_they_are_computed_and_not_where_they_are_fetched() -> None:
+def test_what_is_found_of_prompts_that_are_computed_and_of_fetched_ones_is_learnt_apart() -> None:
     world = ScriptedDeployment()
-    serve(world, "r", BLOCK_TOKENS)
+    serve(world, "r", BLOCK_TOKENS, cached_at_decode=2 * BLOCK_TOKENS)
     assert world.core.counters.placements["decode", "own"] == 1
     prefixes = world.core.fleet.prefixes
     assert prefixes.found("m", "decode") == Found()
     assert prefixes.found("m", "prefill") != Found()
+    found = prefixes.found("m", "fetched").prompts
+    assert found > 0.0, "another router had sent it there"
+    serve(world, "s", BLOCK_TOKENS, cached_at_decode=2 * BLOCK_TOKENS)
+    assert prefixes.found("m", "fetched").prompts == found, "this router had sent that itself"
 
 
 def test_a_worker_whose_policy_asks_for_no_hits_is_not_indexed() -> None:

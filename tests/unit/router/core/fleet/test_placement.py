@@ -294,10 +294,37 @@ def test_routers_that_have_never_heard_of_a_prompt_choose_one_decode_worker_whil
     own = chosen(need, workers, "cache_aware", "decode", fleet.prefixes)
     assert own is not None
     assert chosen(need, workers[::-1], "cache_aware", "decode", fleet.prefixes) == own
+    fetched_elsewhere(fleet, 0.0)
     held_by(fleet, {worker.peer: 6_000 * (worker.peer == own) for worker in workers})
     assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == own
     held_by(fleet, {worker.peer: 6_500 * (worker.peer == own) for worker in workers})
     assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) != own
+    fetched_elsewhere(fleet, 1.0)
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == own, "others may send it there"
+    held_by(fleet, {worker.peer: 11_500 * (worker.peer == own) for worker in workers})
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) != own
+
+
+def fetched_elsewhere(fleet: Fleet, share: float) -> None:
+    """Lately own decode workers had this share of what nobody was known to have."""
+    for _ in range(200):
+        fleet.prefixes.looked("m", "fetched", found=share > 0, share=share)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, "other"), (1.0, "own")])
+def test_a_turn_goes_to_the_own_worker_of_its_conversation_while_other_routers_send_turns_there(
+    share: float, expected: str
+) -> None:
+    fleet, workers = fleet_of("decode", 4)
+    need = replace(HANDED, tokens=1_280, tokens_max=1_300, blocks=block_names(tuple(range(1_280)), ""))
+    own = chosen(need, workers, "cache_aware", "decode", fleet.prefixes)
+    other = next(worker.peer for worker in workers if worker.peer != own)
+    fetched_elsewhere(fleet, share)
+    fleet.prefixes.insert(other, need.blocks[:4])  # 256 tokens: the first turn, that this router has sent
+    best = chosen(need, workers, "cache_aware", "decode", fleet.prefixes)
+    assert best == {"own": own, "other": other}[expected]
+    fleet.prefixes.insert(other, need.blocks)
+    assert chosen(need, workers, "cache_aware", "decode", fleet.prefixes) == other, "it has all of it"
 
 
 def test_room_shrinks_with_every_assignment_not_yet_reported() -> None:
