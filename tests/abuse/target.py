@@ -154,9 +154,13 @@ class AbusedDeployment:
         except httpx2.TransportError:
             return False
 
-    def series(self) -> int:
-        """How many metric series all processes show together."""
-        return sum(len(self.running.metrics(process)) for process in self.running.processes())
+    def series(self) -> set[tuple[str, str]]:
+        """The metric series of all processes: the process that shows it, and its name with its labels."""
+        return {
+            (process.uid, series)
+            for process in self.running.processes()
+            for series in self.running.metrics(process)
+        }
 
     def failures(self) -> float:
         """Requests that were answered with 500, of all routers that have run."""

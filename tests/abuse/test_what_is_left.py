@@ -67,6 +67,7 @@ def test_the_router_is_small(target: AbusedDeployment) -> None:
 
 
 def test_the_number_of_metric_series_is_bounded(target: AbusedDeployment) -> None:
+    talk(target.port, get(f"/{MARKER}"))  # the first answer of 404 of a router has a series of its own
     series = target.series()
     for k in range(50):
         talk(target.port, get(f"/{MARKER}/{k}"))

@@ -97,9 +97,9 @@ class Prometheus:
         return {each["labels"]["alertname"] for each in alerts if each["state"] == "firing"}
 
     def first_fired(self, start: float, end: float) -> dict[str, float]:
-        """When each alert that fired did so first."""
+        """When each alert that fired did so first, to the whole second: two questions tell the same moment."""
         first: dict[str, float] = {}
-        for labels, values in self.values('ALERTS{alertstate="firing"}', start, end):
+        for labels, values in self.values('ALERTS{alertstate="firing"}', math.floor(start), end):
             name = labels["alertname"]
             first[name] = min(first.get(name, math.inf), values[0][0])
         return first
