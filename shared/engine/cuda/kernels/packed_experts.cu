@@ -138,12 +138,9 @@ __device__ static inline void multiply(const BFloat16* x, i64 x_stride, int chos
 }
 
 #define MULTIPLY(NAME, FORMAT, COLUMNS)                                                                              \
-  extern "C" __global__ __launch_bounds__(128, COLUMNS > 2 ? 2 : 3) void NAME(                                        \
-      const BFloat16* x, i64 x_stride, int chosen, const int* order, const int* tiles, const u8* values,              \
-      const void* scales, const u8* zeros, int scale_rows, int scale_columns, const BFloat16* bias, int inputs,       \
-      int outputs, BFloat16* y) {                                                                                     \
-    const Bank bank = {values, scales, zeros, scale_rows, scale_columns, inputs, outputs};                            \
-    multiply<FORMAT, COLUMNS>(x, x_stride, chosen, order, tiles, bank, bias, y);                                      \
+  extern "C" __global__ __launch_bounds__(128, COLUMNS > 2 ? 2 : 3) void NAME(PACKED_ARGUMENTS) {                    \
+    const Bank bank = PACKED_BANK;                                                                                   \
+    multiply<FORMAT, COLUMNS>(x, x_stride, chosen, order, tiles, bank, bias, y);                                     \
   }
 
 MULTIPLY(multiply_mxfp4_8, Mxfp4, 1)

@@ -178,3 +178,11 @@ __device__ static inline void pairs_of(const Words4& words, int step, unsigned (
   b[0] = Format::NEIGHBOURS ? words.of[2 * step] : bytes_of(words.of[step], words.of[step + 2], 0x5410u);
   b[1] = Format::NEIGHBOURS ? words.of[2 * step + 1] : bytes_of(words.of[step], words.of[step + 2], 0x7632u);
 }
+
+// What a kernel that multiplies by packed weights is given, and the weights among it.
+#define PACKED_ARGUMENTS                                                                                             \
+  const BFloat16 *x, i64 x_stride, int chosen, const int *order, const int *tiles, const u8 *values,                 \
+      const void *scales, const u8 *zeros, int scale_rows, int scale_columns, const BFloat16 *bias, int inputs,      \
+      int outputs, BFloat16 *y
+#define PACKED_BANK                                                                                                  \
+  { values, scales, zeros, scale_rows, scale_columns, inputs, outputs }

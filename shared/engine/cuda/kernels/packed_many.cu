@@ -187,12 +187,9 @@ __device__ static inline void multiply_many(const BFloat16* x, i64 x_stride, int
 }
 
 #define MULTIPLY(NAME, FORMAT, COLUMNS)                                                                              \
-  extern "C" __global__ __launch_bounds__(128, 2) void NAME(                                                       \
-      const BFloat16* x, i64 x_stride, int chosen, const int* order, const int* tiles, const u8* values,              \
-      const void* scales, const u8* zeros, int scale_rows, int scale_columns, const BFloat16* bias, int inputs,       \
-      int outputs, BFloat16* y) {                                                                                     \
-    const Bank bank = {values, scales, zeros, scale_rows, scale_columns, inputs, outputs};                            \
-    multiply_many<FORMAT, COLUMNS>(x, x_stride, chosen, order, tiles, bank, bias, y);                                 \
+  extern "C" __global__ __launch_bounds__(128, 2) void NAME(PACKED_ARGUMENTS) {                                      \
+    const Bank bank = PACKED_BANK;                                                                                   \
+    multiply_many<FORMAT, COLUMNS>(x, x_stride, chosen, order, tiles, bank, bias, y);                                \
   }
 
 MULTIPLY(many_mxfp4_32, Mxfp4, 4)
