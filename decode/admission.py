@@ -185,6 +185,10 @@ class Admission:
         steps = self._step_rate.steps_within(self._config.fetch_seconds_max, most=self._context_len)
         return max(steps, self._config.retract_steps)
 
+    def slots_for_new(self, free_slots: int) -> int:
+        """How many of `free_slots` a request may have which is not below its tenant's share."""
+        return max(0, free_slots - self.slots_kept) if self._present() else free_slots
+
     def pages_for_new(self) -> int:
         """Pages that a new request could have beside the growth of all that are here."""
         growth, present = self._growth.get(), self._present()

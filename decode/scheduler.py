@@ -482,8 +482,7 @@ class DecodeScheduler:
                 self._join_again(req)
 
     def _has_slot_to_resume(self) -> bool:
-        kept = self._admission.slots_kept if self._batch.slots_used else 0
-        return self._batch.free_slots > kept
+        return self._batch.free_slots > (self._admission.slots_kept if self._batch.slots_used else 0)
 
     def _take_turns(self) -> bool:
         """Let those whose turn is over leave for the first in line; whether any left."""
@@ -528,16 +527,17 @@ class DecodeScheduler:
 
     def _load(self) -> Load:
         """The load that the routers are told."""
-        in_slots = self._present
-        waiting, rows = len(self._transfer_queue.waiting), len(self._batch.running)
-        rate = self._prompts.rate(rows)
+        in_slots, rows = self._present, len(self._batch.running)
+        waiting = len(self._transfer_queue.waiting)
+        slots_free, rate = max(0, self._batch.free_slots - waiting), self._prompts.rate(rows)
         return Load(
             queued=self._retraction.count + waiting,
             queued_tokens=self._prompts.tokens_left,
             running=len(in_slots),
             running_tokens=sum(len(req.token_ids) for req in in_slots),
             free_pages=self.memory.available_pages,
-            slots_free=max(0, self._batch.free_slots - waiting),
+            slots_free=slots_free,
+            slots_for_new=0 if self._retraction.active else self._admission.slots_for_new(slots_free),
             accepting=not self._retraction.active,
             pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(),
             pages_a_second=self._admission.returned.per_second(self._now),

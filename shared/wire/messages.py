@@ -36,6 +36,7 @@ from shared.wire.bounds import (
     PageOrNone,
     PagesPerSecond,
     Seconds,
+    SlotsOrNone,
     TokenIds,
     TokensPerSecond,
 )
@@ -318,6 +319,7 @@ class Load(Message, frozen=True):
     pages_arriving: Count = 0  # of decode: that are being fetched
     pages_arriving_a_second: PagesPerSecond = 0.0  # … that its links bring, while they are busy; 0: not known
     extend_rate_alone: TokensPerSecond = 0.0  # of decode: `extend_rate` if nobody decoded
+    slots_for_new: SlotsOrNone = -1  # of decode: beside those kept for tenants that hold little; -1: not told
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

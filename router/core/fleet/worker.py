@@ -1,8 +1,8 @@
 """One worker as the router knows it: its `Hello`, its load, and the requests that are assigned to it.
 
 Load is what the worker last reported plus what was assigned since, less what ended since, and never less than what this
-router alone has there. What ended since gives no room: a worker refuses less if a router waits for its word. Nothing
-here decides; see `placement`.
+router alone has there. What ended since gives no pages: a worker refuses less if a router waits for its word. It gives
+its slot. Nothing here decides; see `placement`.
 """
 
 from __future__ import annotations
@@ -217,8 +217,10 @@ class Worker:
             return False
         load, unreported = self.load, self.unreported
         slots, migrations = self.hello.limits.slots, len(self.reserved)
+        taken = unreported.requests + migrations
         return (
-            load.slots_free > unreported.requests + migrations
+            load.slots_free > taken
+            and self._slots_for(tenant, more_than=taken) > taken
             and len(self.assigned) + migrations < slots
             and (load.free_pages if whatever_told else self._pages_for(tenant, only_max))
             - unreported.pages
@@ -236,9 +238,26 @@ class Worker:
         load = self.load
         is_light = bool(self.assigned) and not self.by_tenant[tenant]
         is_light |= bool(only_max) and self.may_be_below_share(tenant, only_max)
-        if load.pages_for_new < 0 or is_light or not (load.queued or load.running or self.assigned):
+        if load.pages_for_new < 0 or is_light or self._is_empty():
             return load.free_pages
         return load.pages_for_new
+
+    def _slots_for(self, tenant: str, *, more_than: int) -> int:
+        """Slots of a decode worker for a request of this tenant: some are kept for tenants that hold little there.
+
+        Whether that is fewer than another one holds only the worker knows. One that has none there from this router, or
+        fewer than another, is tried until it is refused. `more_than`: so many need no closer look.
+        """
+        load = self.load
+        told = load.slots_for_new + self.ended.requests
+        if load.slots_for_new < 0 or told > more_than or self._is_empty():
+            return load.slots_free
+        held = self.by_tenant[tenant]
+        may_be_light = not held or held < max(self.by_tenant.values())
+        return load.slots_free if may_be_light and tenant not in self.refused else told
+
+    def _is_empty(self) -> bool:
+        return not (self.load.queued or self.load.running or self.assigned)
 
     def may_be_below_share(self, tenant: str, tokens_max: int) -> bool:
         """Whether a request that grows to so many tokens may be below its tenant's share, as the worker reckons it.

@@ -138,6 +138,8 @@ def _kept(figures: Mapping[str, Figures]) -> Figures:
         ):
             compared[f"{name}: {key}_a_request"] = round(count / number(run, "requests"), 4)
         compared[f"{name}: foreseen_error_p50"] = run["foreseen_error_p50"]
+        if "others" in run:
+            compared[f"{name}: others_ttft_p99"] = number(run, "others", "ttft_p99")
     return compared
 
 

@@ -235,6 +235,11 @@ class FreePlaces:
                 and (worker.doubted is None or (worker.doubted == "tried" and not worker.assigned))
                 and (self._now >= worker.paused_until or pages < worker.paused_pages)
                 and load.slots_free > len(new) + len(worker.reserved)
+                and (
+                    load.slots_for_new < 0
+                    or (is_light and not live.output)
+                    or load.slots_for_new > len(new) + len(worker.reserved)
+                )
                 and len(assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
                 and (not own or own < share_of(limits.slots, share_max))

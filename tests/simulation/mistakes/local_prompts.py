@@ -106,6 +106,13 @@ def _beside_all_growth(has_pages: Any, foresight: Any, live: Any, worker: Any) -
     )
 
 
+def _none_of_those_kept(slots: Any, worker: Any, tenant: str, *, more_than: int) -> int:
+    """Whoever asks gets what anybody does."""
+    told = worker.load.slots_for_new
+    found = int(slots(worker, tenant, more_than=more_than))
+    return found if told < 0 else min(found, told)
+
+
 def _left(prompts: Any) -> list[Any]:
     return [each for each in prompts.in_order if each.req.launched_len < each.end]
 
@@ -202,6 +209,9 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a prompt takes what others may grow into however far it grows": {
             "a tenant may be below its share": lambda real, worker, tenant, _: real(worker, tenant, 0)
+        },
+        "slots that a worker keeps for tenants that hold little are offered to nobody": {
+            "slots of a worker for a tenant": _none_of_those_kept
         },
         "room is kept for a prompt that waits for a better worker": {
             "a prompt waits for a better worker": lambda _, attempts, live: get(

@@ -299,6 +299,7 @@ PLACES: dict[str, dict[str, str]] = {
         "a worker takes work": "takes_work",
         "a decode worker has a turn": "has_turn",
         "a tenant may be below its share": "may_be_below_share",
+        "slots of a worker for a tenant": "_slots_for",
         "a worker gets no work for a while": "_is_withheld",
     },
     "router.core.fleet.prompt_seconds": {"what streams cost a prompt beside them": "_beside_streams"},

@@ -93,6 +93,7 @@ def as_older(message: Message) -> Message:
             pages_arriving=0,
             pages_arriving_a_second=0.0,
             extend_rate_alone=0.0,
+            slots_for_new=-1,
         )
     return message
 

@@ -225,12 +225,13 @@ GATES = (
     ),
     Gate(
         scenario="flood",
-        size=ScenarioSize(length=0.5),
+        size=ScenarioSize(),
         at_least=(("flood: goodput_share_of_capacity", 0.95),),
         at_most=(
             ("flood: answers_503_a_request", 0.005),
-            ("flood: foreseen_error_p50", 0.25),
-            ("flood: no_room_refusals_a_request", 1.0),
+            ("flood: foreseen_error_p50", 0.2),
+            ("flood: no_room_refusals_a_request", 0.2),
+            ("flood: others_ttft_p99", 0.5),
         ),
         occurred=(("flood", "outcomes", "429"), ("flood", "others", "requests")),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from shared.wire.messages import Cancel, Decode, Finished, Joined, Refused
+from shared.wire.messages import Cancel, Decode, Finished, Joined, Load, Refused
 from tests.unit.decode.bench import DecodeBench
 from tests.unit.scheduling.worker_bench import VOCAB_SIZE, decode, prompt
 
@@ -44,6 +44,15 @@ def test_one_tenant_leaves_slots_and_pages_to_others() -> None:
     bench = flooded()
     assert bench.core.slots_used == 8
     assert bench.core.memory.available_pages >= 8
+
+
+def test_a_worker_tells_how_many_slots_it_gives_to_anybody() -> None:
+    bench = flooded(requests=0, load_seconds=0.001)
+    assert (bench.said(Load)[-1].slots_free, bench.said(Load)[-1].slots_for_new) == (10, 10)
+    bench = flooded(requests=5, load_seconds=0.001)
+    bench.now += 0.1
+    bench.turn()
+    assert (bench.said(Load)[-1].slots_free, bench.said(Load)[-1].slots_for_new) == (5, 3)
 
 
 def test_a_request_below_its_share_joins_a_worker_that_is_full_for_the_greedy_tenant() -> None:

@@ -124,6 +124,7 @@ INSTANCES: tuple[Message, ...] = (
         pages_arriving=8,
         pages_arriving_a_second=540.0,
         extend_rate_alone=2000.0,
+        slots_for_new=5,
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),

@@ -354,6 +354,25 @@ def test_a_worker_that_keeps_pages_for_the_growth_of_others_is_offered_no_more_t
     assert worker.has_room(10, "", 1.0, 0.0), "there are no others"
 
 
+def test_slots_that_a_worker_keeps_are_offered_to_tenants_that_hold_little_there() -> None:
+    _, (worker,) = fleet_of("decode", 1)
+    worker.report(Load(running=3, free_pages=10, slots_free=2, slots_for_new=0))
+    worker.assign("a", tokens=16, pages=1, tenant="greedy")
+    worker.assign("b", tokens=16, pages=1, tenant="greedy")
+    worker.assign("c", tokens=16, pages=1, tenant="small")
+    worker.report(Load(running=6, free_pages=7, slots_free=2, slots_for_new=0))
+    assert not worker.has_room(1, "greedy", 1.0, 0.0)
+    assert not worker.has_room(1, "greedy", 1.0, 0.0, whatever_told=True)
+    assert worker.has_room(1, "small", 1.0, 0.0), "it has fewer here than another"
+    assert worker.has_room(1, "nobody's", 1.0, 0.0)
+    worker.refused.add("small", worker.load_number)
+    assert not worker.has_room(1, "small", 1.0, 0.0), "the worker has refused it"
+    worker.report(Load(running=5, free_pages=8, slots_free=3, slots_for_new=1))
+    assert worker.has_room(1, "greedy", 1.0, 0.0)
+    worker.assign("d", tokens=16, pages=1, tenant="nobody's")
+    assert not worker.has_room(1, "greedy", 1.0, 0.0), "what is offered since counts"
+
+
 def test_a_worker_that_drains_gets_nothing() -> None:
     _, workers = fleet_of("prefill", 2)
     workers[0].report(Load(accepting=False))
