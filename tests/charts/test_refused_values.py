@@ -135,6 +135,7 @@ CONTRADICTIONS = {
     "gpu.perPod=1": "gpu.perPod is called prefill.gpus and decode.gpus now",
     f"{ON_CUDA},prefill.gpus=2": "prefill.gpus is 2, but pages of several GPUs cannot be read",
     f"{ON_CUDA},decode.gpus=2": "decode.gpus is 2, but such a worker cannot read another worker's pages",
+    "decode.gpus=2": "decode.gpus is 2, but device is cpu",
     "device=cuda-on-cpu,prefill.gpus=2": "prefill.gpus is 2, but pages of several GPUs cannot be read",
     "device=cuda-on-cpu,decode.gpus=2": "decode.gpus is 2, but such a worker cannot read another worker's pages",
     "device=cuda-on-cpu,decode.resources.limits.nvidia\\.com/gpu=1": "nvidia.com/gpu, but device is cuda-on-cpu",

@@ -273,7 +273,10 @@
 {{- fail (printf "%s.resources asks for %s, which is said by %s.gpus: leave it out of the resources" $role $.Values.gpu.resourceName $role) -}}
 {{- end -}}
 {{- $gpus := (index $.Values $role).gpus | int -}}
-{{- if and (ne $.Values.device "cpu") (gt $gpus 1) -}}
+{{- if and (eq $.Values.device "cpu") (gt $gpus 1) -}}
+{{- fail (printf "%s.gpus is %d, but device is cpu, where a worker has no GPU: set device to cuda, or leave it at 1" $role $gpus) -}}
+{{- end -}}
+{{- if gt $gpus 1 -}}
 {{- if eq $role "prefill" -}}
 {{- fail (printf "prefill.gpus is %d, but pages of several GPUs cannot be read by another worker yet: leave it at 1, and set prefill.replicas" $gpus) -}}
 {{- end -}}
