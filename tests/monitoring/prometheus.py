@@ -99,7 +99,10 @@ class Prometheus:
     def first_fired(self, start: float, end: float) -> dict[str, float]:
         """When each alert that fired did so first, to the whole second: two questions tell the same moment."""
         first: dict[str, float] = {}
-        for labels, values in self.values('ALERTS{alertstate="firing"}', math.floor(start), end):
+        start = math.ceil(start)
+        if start > end:
+            return first
+        for labels, values in self.values('ALERTS{alertstate="firing"}', start, end):
             name = labels["alertname"]
             first[name] = min(first.get(name, math.inf), values[0][0])
         return first

@@ -216,7 +216,8 @@ class FreePlaces:
                 each for rid, each in worker.assigned.items() if not (at_most and self._placed_now(rid))
             ]
             new = [each for each in assigned if each.load_number == worker.load_number]
-            own = sum(each.tenant == tenant for each in assigned)
+            by_tenant = Counter(each.tenant for each in assigned)
+            own = by_tenant[tenant]
             pages, given = -(-tokens // limits.page_size), sum(each.pages for each in new) + reserved
             told = max(
                 len(worker.assigned) - len(new), load.queued + load.running - worker.ended.requests
@@ -237,8 +238,9 @@ class FreePlaces:
                 and load.slots_free > len(new) + len(worker.reserved)
                 and (
                     load.slots_for_new < 0
-                    or (is_light and not live.output)
-                    or load.slots_for_new > len(new) + len(worker.reserved)
+                    or load.slots_for_new + worker.ended.requests > len(new) + len(worker.reserved)
+                    or not (load.queued or load.running or assigned)
+                    or (own < max(by_tenant.values(), default=1) and tenant not in worker.refused)
                 )
                 and len(assigned) + len(worker.reserved) < limits.slots
                 and load.free_pages - given >= pages
