@@ -160,9 +160,9 @@ MISTAKES: dict[str, Mistakes] = {
         "what a prompt costs others is foreseen as its own time": {
             "what a prompt costs others": lambda real, *given: -real(*given)
         },
-        "a prompt goes to decode however long it takes, if more of it is cached there": {
+        "a prompt goes to decode however long it takes, unless prefill has more of it cached": {
             "how soon decode must have a prompt to get it": lambda real, cached_more: (
-                math.inf if cached_more > 0 else real(cached_more)
+                math.inf if cached_more >= 0 else real(cached_more)
             )
         },
         "a prompt that is for prefill goes where all go": {"who computes a prompt": _whoever_asks},
