@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from shared.wire.bounds import NUMBERS_MAX, Address, Bits64, Count, Nonce, PageOrNone, Pages
+from shared.wire.bounds import NUMBERS_MAX, Address, Bits64, Count, CountOrNone, Nonce, Pages
 
 NAME_CHARACTERS_MAX = 1024
 RANKS_MAX = 64  # GPUs of one worker
@@ -78,7 +78,7 @@ class Holder(msgspec.Struct, frozen=True):
     words_address: Address  # the lease words lie in host memory, 8 bytes each; 0: no peer reads them there
     device_id: Count = 0
     memory: Name = "DRAM"  # DRAM or VRAM: where the pages lie
-    known_page: PageOrNone = -1  # a page with the same bytes in every worker, to check reads with; -1: none
+    known_page: CountOrNone = -1  # a page with the same bytes in every worker, to check reads with; -1: none
     slices: Count = 0  # of a page that rank 0 holds, the first ones; 0: the whole page
     ranks: Annotated[tuple[HolderRank, ...], msgspec.Meta(max_length=RANKS_MAX - 1)] = ()  # 1, 2 …
 

@@ -27,8 +27,7 @@ Nonce = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
 Address = Annotated[int, Meta(ge=0, le=ADDRESS_MAX)]
 Page = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-PageOrNone = Annotated[int, Meta(ge=-1, le=COUNT_MAX)]  # -1: none
-SlotsOrNone = Annotated[int, Meta(ge=-1, le=COUNT_MAX)]  # -1: not told
+CountOrNone = Annotated[int, Meta(ge=-1, le=COUNT_MAX)]  # -1: none, or not told
 TokenId = Annotated[int, Meta(ge=0, lt=VOCABULARY_MAX)]
 Pages = Annotated[tuple[Page, ...], Meta(max_length=NUMBERS_MAX)]
 TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=NUMBERS_MAX)]

@@ -32,11 +32,10 @@ from shared.wire.bounds import (
     Bits64,
     BytesPerSecond,
     Count,
+    CountOrNone,
     ErrorStatus,
-    PageOrNone,
     PagesPerSecond,
     Seconds,
-    SlotsOrNone,
     TokenIds,
     TokensPerSecond,
 )
@@ -310,7 +309,7 @@ class Load(Message, frozen=True):
     free_pages: Count = 0  # free or evictable
     slots_free: Count = 0
     accepting: bool = True
-    pages_for_new: PageOrNone = -1  # of decode: beside the growth of all that are there; -1: not told
+    pages_for_new: CountOrNone = -1  # of decode: beside the growth of all that are there; -1: not told
     pages_a_second: PagesPerSecond = 0.0  # … that those give back which end there
     # tokens of prompts that it computes, from a prompt's first token on, beside what decodes; 0: not known
     extend_rate: TokensPerSecond = 0.0
@@ -319,7 +318,7 @@ class Load(Message, frozen=True):
     pages_arriving: Count = 0  # of decode: that are being fetched
     pages_arriving_a_second: PagesPerSecond = 0.0  # … that its links bring, while they are busy; 0: not known
     extend_rate_alone: TokensPerSecond = 0.0  # of decode: `extend_rate` if nobody decoded
-    slots_for_new: SlotsOrNone = -1  # of decode: beside those kept for tenants that hold little; -1: not told
+    slots_for_new: CountOrNone = -1  # of decode: beside those kept for tenants that hold little; -1: not told
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck

@@ -43,7 +43,7 @@ def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
     """Be a follower; ends the process."""
     if (
         end.is_alone
-    ):  # before the kernel was asked to end this process with rank 0: the meeting would never come
+    ):  # rank 0 ended before the kernel was asked to end this process with it: nobody would come
         os._exit(1)
     try:
         share = Share(job.rank, job.ranks)
