@@ -23,7 +23,7 @@ from pathlib import Path
 
 from router.text.chat_template import SAMPLE_TOOL, ChatOptions, TemplateLimitError
 from router.text.tokenizer import Tokenizer, TooLongError, hide_torch
-from shared.model_files import TOKENIZER_BYTES_MAX
+from shared.limits.model_files import TOKENIZER_BYTES_MAX
 from shared.primitives.errors import ModelError, RequestError
 
 MEMORY_BYTES = 256 << 20  # beside what transformers takes once it is imported

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.model_files import read_json
+from shared.limits.model_files import read_json
 from shared.primitives.errors import ModelError, RequestError
 from shared.wire.sampling_params import SamplingParams, validate
 

@@ -25,7 +25,7 @@ from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Mes
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids
 from router.text.split_points import NoSplitPointError, find_split_points
-from shared.model_files import read_config
+from shared.limits.model_files import read_config
 from shared.primitives.errors import ModelError
 
 CHARS_PER_TOKEN = 8  # of one slice; ordinary text has 3 to 5

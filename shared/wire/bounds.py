@@ -13,10 +13,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.model_files import VOCABULARY_MAX
-
 NUMBERS_MAX = 1 << 20  # of one request, in a list: Python takes 42 bytes of memory for one byte on the wire
 COUNT_MAX = 1 << 48  # tokens, pages, bytes or requests: the sum of 32 of them is exact even as a float
+VOCABULARY_MAX = 1 << 21  # tokens: ten times what the largest published models have
 ADDRESS_MAX = 2**63 - 1  # no memory lies beyond
 SECONDS_MAX = 1e7  # four months
 BYTES_PER_SECOND_MAX = 1e18  # a gigabyte within a nanosecond, as a clock may see it

@@ -21,7 +21,7 @@ import msgspec
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode, missing_field
 from router.openai.messages.blocks import NULL, BlockFields, BlockReader, blocks_of
-from shared.grammar.limits import check_nesting
+from shared.limits.grammars import check_nesting
 from shared.primitives.errors import RequestError
 
 OBJECTS_PER_TOKEN_MAX = 4  # of the context: a message, each of its blocks and what is in them is an object

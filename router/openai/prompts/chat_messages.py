@@ -25,7 +25,7 @@ from router.parsers.answer_parser import AnswerFormatReader
 from router.parsers.call_scanner import INPUT
 from router.text.chat_template import ChatOptions, Message
 from router.text.tokenizer import Tokenizer
-from shared.grammar.limits import check_nesting
+from shared.limits.grammars import check_nesting
 from shared.primitives.errors import RequestError
 
 NO_BYTES = msgspec.Raw(b"")

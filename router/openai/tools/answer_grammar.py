@@ -32,8 +32,8 @@ from router.openai.tools.structured_output import (
     json_grammar,
 )
 from router.parsers.answer_formats import AnswerFormat, CallWriting
-from shared.grammar import limits
-from shared.grammar.limits import check_bounds
+from shared.limits import grammars
+from shared.limits.grammars import check_bounds
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 
@@ -68,7 +68,7 @@ def answer_grammar(
 def checked_body(grammar: Grammar) -> Grammar:
     """The grammar of an answer without tools, once it is known to compile."""
     check_bounds(grammar, "response_format")
-    if why := limits.problem(grammar):
+    if why := grammars.problem(grammar):
         raise RequestError(
             f"response_format cannot be kept to: {why}", param="response_format", code="invalid_grammar"
         )
@@ -78,7 +78,7 @@ def checked_body(grammar: Grammar) -> Grammar:
 def checked_calls(grammar: Grammar, use: ToolUse, ignored: Ignored) -> Grammar:
     """The grammar of calls, once it is known to compile. Where it says more than is kept, each schema tells what."""
     check_bounds(grammar, "tools")
-    judgement = limits.judged(grammar)
+    judgement = grammars.judged(grammar)
     if judgement.problem or judgement.unkept or has_pattern_annotations(grammar):
         for tool in use.tools:
             check_grammar(schema_of(tool, exact=tool.name in use.forced), tool.param, ignored)

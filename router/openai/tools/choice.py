@@ -20,7 +20,7 @@ from router.openai.fields.generation_fields import ChatFields
 from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.tools.declared import Json, Tool, declared_tools, joined_name
-from shared.grammar.limits import check_nesting
+from shared.limits.grammars import check_nesting
 from shared.primitives.errors import RequestError
 
 _EMPTY = (b"null", b"[]", b"")

@@ -20,8 +20,8 @@ from router.openai.fields.ignored import Ignored
 from router.openai.fields.spelling import check_names, is_slip
 from router.openai.tools.structured_output import REGEX_FIELD_CHARACTERS_MAX, json_grammar
 from router.parsers.call_scanner import INPUT
-from shared.grammar import limits
-from shared.grammar.limits import check_bounds, too_large
+from shared.limits import grammars
+from shared.limits.grammars import check_bounds, too_large
 from shared.primitives.errors import RequestError
 
 Json = dict[str, Any]
@@ -210,7 +210,7 @@ def custom_schema(given: Any, param: str, ignored: Ignored) -> CustomSchema:
         schema = _schema({"pattern": f"^(?:{definition})$"})
         alone = json_grammar(schema, param)
         check_bounds(alone, param)
-        if not limits.problem(alone):
+        if not grammars.problem(alone):
             return CustomSchema(schema, described, True)
     ignored.own(param)
     return CustomSchema(_schema({}), described, False)

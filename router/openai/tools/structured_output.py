@@ -25,8 +25,8 @@ from router.openai.fields.ignored import Ignored
 from router.openai.fields.request_body import decode
 from router.openai.fields.spelling import check_names
 from router.text.tokenizer import Tokenizer
-from shared.grammar import limits
-from shared.grammar.limits import check_bounds, check_nesting, too_large
+from shared.limits import grammars
+from shared.limits.grammars import check_bounds, check_nesting, too_large
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import GRAMMAR_CHARACTERS_MAX, Grammar
 from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, SamplingParams
@@ -65,7 +65,7 @@ def asked_grammar(fields: GenerationFields, ignored: Ignored) -> Grammar | None:
 def check_grammar(grammar: Grammar, param: str, ignored: Ignored) -> None:
     """Raise `RequestError` for a grammar that is too large, or that no worker could compile; note what is not kept."""
     check_bounds(grammar, param)
-    judgement = limits.judged(grammar)
+    judgement = grammars.judged(grammar)
     if judgement.problem:
         raise RequestError(
             f"{param} cannot be kept to: {judgement.problem}", param=param, code="invalid_grammar"

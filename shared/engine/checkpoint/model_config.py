@@ -33,7 +33,7 @@ from shared.engine.quantized.formats import (
     read_quantization,
 )
 from shared.engine.quantized.fp8_formats import EXPERTS_STEP
-from shared.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
+from shared.limits.model_files import TOKENIZER_BYTES_MAX, read_config, read_json
 from shared.primitives.errors import ModelError
 
 SUPPORTED_ARCHITECTURES = (*FAMILIES, *TEXT_HALVES)

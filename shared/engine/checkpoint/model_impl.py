@@ -13,7 +13,7 @@ from shared.engine.checkpoint.model_config import (
 )
 from shared.engine.checkpoint.transformers_config import FallbackConfig, read_fallback_config
 from shared.engine.config import ModelImpl
-from shared.model_files import read_config as read_config_file
+from shared.limits.model_files import read_config as read_config_file
 from shared.primitives.errors import ModelError
 
 

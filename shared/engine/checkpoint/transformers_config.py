@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.engine.checkpoint.model_config import architectures
-from shared.model_files import read_config as read_config_file
+from shared.limits.model_files import read_config as read_config_file
 from shared.primitives.errors import ModelError
 
 if TYPE_CHECKING:

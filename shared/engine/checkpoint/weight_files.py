@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from shared.model_files import INDEX_BYTES_MAX, read_json
+from shared.limits.model_files import INDEX_BYTES_MAX, read_json
 from shared.primitives.errors import ModelError
 
 _LFS = b"version https://git-lfs"

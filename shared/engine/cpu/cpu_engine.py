@@ -34,8 +34,8 @@ from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.logprobs import LogprobRows
 from shared.engine.sampling.masks import Constraints
 from shared.engine.sampling.sampler import Sampler
-from shared.grammar.limits import library_version
 from shared.kv.page_pool import pages_for_tokens
+from shared.limits.grammars import library_version
 from shared.wire.messages import Limits
 
 # the last: tokens of context

@@ -18,7 +18,7 @@ from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.masks import Matchers
 from shared.engine.weight_source import WeightSource
-from shared.grammar.limits import library_version
+from shared.limits.grammars import library_version
 from shared.ranks.orders import Orders
 from shared.wire.messages import Limits
 

@@ -25,7 +25,7 @@ from shared.engine.sampling.masks import (
     Matchers,
     last_ids,
 )
-from shared.grammar.limits import error_of
+from shared.limits.grammars import error_of
 from shared.primitives.errors import InvariantError
 
 Bits = NDArray[np.uint8]  # a bit a token, the lowest first

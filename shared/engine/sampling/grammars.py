@@ -22,7 +22,7 @@ from typing import Protocol
 import structlog
 from llguidance import LLMatcher, LLTokenizer
 
-from shared.grammar.limits import compiled, error_of
+from shared.limits.grammars import compiled, error_of
 from shared.primitives.errors import ModelError
 from shared.wire.grammar import Grammar
 

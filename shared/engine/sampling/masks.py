@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from shared.batch.schedule_batch import SlotJoin
 from shared.engine.sampling.grammars import Clock, Matcher, TimedMatcher
-from shared.grammar.limits import error_of
+from shared.limits.grammars import error_of
 from shared.primitives.errors import InvariantError
 from shared.wire.grammar import Grammar
 from shared.wire.sampling_params import MAX_BAD_WORD_TOKENS

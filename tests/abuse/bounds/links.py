@@ -89,6 +89,7 @@ LINK_BOUNDS = (
         )
         for name, why in (
             ("COUNT_MAX", "what a worker counts, so that sums stay exact"),
+            ("VOCABULARY_MAX", "a token id"),
             ("ADDRESS_MAX", "memory that a baton names"),
             ("SECONDS_MAX", "what a worker says that something took"),
             ("BYTES_PER_SECOND_MAX", "what a worker says of a link"),
@@ -177,7 +178,7 @@ LINK_BOUNDS = (
             "400",
             fixed,
             f"{GRAMMARS}::test_each_bound_is_met_exactly[{case}]",
-            place="shared.grammar.limits",
+            place="shared.limits.grammars",
         )
         for name, fixed, case in (
             ("REGEX_CHARACTERS_MAX", "32 KiB of a grammar's 64", "regex"),

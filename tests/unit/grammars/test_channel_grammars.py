@@ -14,7 +14,7 @@ from router.openai.tools.channel_grammar import channel_grammar
 from router.openai.tools.choice import NO_TOOLS, ToolUse
 from router.parsers.answer_formats import joined
 from router.parsers.harmony import Begun
-from shared.grammar.limits import compiled
+from shared.limits.grammars import compiled
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 from tests.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.grammar.limits import (
+from shared.limits.grammars import (
     ALL_PROPERTIES_MAX,
     LARK_RULES_MAX,
     REGEX_CHARACTERS_MAX,

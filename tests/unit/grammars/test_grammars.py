@@ -16,7 +16,7 @@ from shared.engine.sampling import grammars as module
 from shared.engine.sampling.grammars import Grammars
 from shared.engine.sampling.masks import NOTHING_ALLOWED, Constraints
 from shared.engine.sampling.sampler import Sampler
-from shared.grammar.limits import NOTHING_FOLLOWS, library_version, problem
+from shared.limits.grammars import NOTHING_FOLLOWS, library_version, problem
 from shared.primitives.errors import InvariantError, ModelError
 from shared.wire.grammar import Grammar
 from shared.wire.sampling_params import SamplingParams

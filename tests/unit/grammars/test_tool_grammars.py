@@ -16,7 +16,7 @@ from router.openai.tools.declared import Tool, declared_tools
 from router.openai.tools.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from router.parsers.answer_formats import AnswerFormat, joined
 from router.parsers.answer_parser import AnswerFormatReader
-from shared.grammar.limits import compiled
+from shared.limits.grammars import compiled
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 from tests.byte_tokenizer import EOS, MARKS, VOCAB_SIZE, write_byte_tokenizer

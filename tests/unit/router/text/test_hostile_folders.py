@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from router.text.folder_trial import CPU_SECONDS, MEMORY_BYTES, try_folder
-from shared.model_files import TOKENIZER_BYTES_MAX
+from shared.limits.model_files import TOKENIZER_BYTES_MAX
 from shared.primitives.errors import ModelError
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import CHAT_TEMPLATE, write_folder

@@ -16,7 +16,7 @@ from router.openai.tools.structured_output import (
     REGEX_FIELD_CHARACTERS_MAX,
     asked_grammar,
 )
-from shared.grammar import limits
+from shared.limits import grammars
 from shared.primitives.errors import RequestError
 from shared.wire.grammar import Grammar
 
@@ -171,7 +171,7 @@ def test_a_keyword_that_cannot_be_kept_is_told_of_a_schema_that_is_not_strict(
     within = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
     grammar = asked_grammar(chat(response_format=as_format(within, **described)), ignored)
     assert grammar is not None
-    assert limits.problem(grammar) == ""
+    assert grammars.problem(grammar) == ""
     ((_, names),) = ignored.headers
     assert f"response_format.{keyword}" in names.decode().split(", ")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.primitives.errors import ModelError
+from shared.wire.bounds import VOCABULARY_MAX
 
 CONFIG_BYTES_MAX = 8 << 20  # of a configuration
 INDEX_BYTES_MAX = 64 << 20  # of a list of all weights: DeepSeek's has 9 MB
@@ -21,7 +22,6 @@ TOKENIZER_BYTES_MAX = 64 << 20  # of tokenizer.json: Gemma's has 33 MB
 LAYERS_MAX = 1024
 HEADS_MAX = 4096
 EXPERTS_MAX = 1 << 14
-VOCABULARY_MAX = 1 << 21  # tokens
 WIDTH_MAX = 1 << 21  # numbers of a token between layers, or within one
 CONTEXT_MAX = 1 << 26  # tokens
 _MOST = [  # by a field's name, the first that fits: transformers' classes have several names for a number
