@@ -14,8 +14,8 @@ from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
 from shared.engine.model.weights import OnProgress
+from shared.engine.parallel.orders import Orders
 from shared.engine.sampling.grammars import Grammars
-from shared.ranks.orders import Orders
 from shared.scheduling.device import Device
 from shared.wire.messages import Limits
 from shared.wire.sampling_params import FEATURES

@@ -20,11 +20,11 @@ import msgspec
 
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.follower import FollowerDevice, load_follower
+from shared.engine.parallel.orders import OrderKind
 from shared.engine.parallel.shares import Share
 from shared.engine.streams import Mark
 from shared.primitives.errors import RankError, StartError
-from shared.ranks.channel import FollowerEnd, ReportKind
-from shared.ranks.orders import OrderKind
+from shared.worker.rank_channel import FollowerEnd, ReportKind
 
 _PR_SET_PDEATHSIG = 1
 

@@ -20,9 +20,9 @@ from shared.engine.parts import Followers
 from shared.primitives.errors import ConfigError
 from shared.process.logs import flush
 from shared.process.role_main import exit_now
-from shared.ranks.rank_group import LostRank, RankGroup, start_processes
 from shared.wire.messages import Role
 from shared.worker.follower import FollowerJob
+from shared.worker.rank_group import LostRank, RankGroup, start_processes
 from shared.worker.worker_config import WorkerConfig
 
 GIVE_WAY_SECONDS = 1.0  # for the watch, when rank 0 fails: the rank that was lost before is the reason

@@ -39,11 +39,11 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.sampling import Sampling, StagedRows, TokenChoice
 from shared.engine.cuda.slots import SlotMirror, Words
 from shared.engine.cuda.step_memory import step_memory
+from shared.engine.parallel.orders import Orders
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
-from shared.ranks.orders import Orders
 from shared.wire.sampled import Sampled
 
 

@@ -22,8 +22,8 @@ from shared.engine.attention.protocol import ExtendAttention, PagedBatch
 from shared.engine.cuda.counters import EAGER, DeviceCounters
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
 from shared.engine.cuda.staging import Staging, place_of
+from shared.engine.parallel.orders import Operation
 from shared.engine.streams import Work
-from shared.ranks.orders import Operation
 
 REQUESTS = 16  # of a step, at most
 # Keys of a request that a graph takes beside twice its tokens. It leaves them whole, and few tokens behind many keys

@@ -24,9 +24,9 @@ from shared.engine.cuda.graphs import DecodeGraphs
 from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import SlotMirror
 from shared.engine.cuda.staging import Staging, place_of
+from shared.engine.parallel.orders import Operation
 from shared.engine.sampling.logprobs import Run, scored_runs
 from shared.engine.streams import Mark, Work
-from shared.ranks.orders import Operation
 from shared.wire.sampled import TokenLogprobs
 
 Words = NDArray[np.int32]

@@ -34,10 +34,10 @@ from shared.engine.cuda.kernels.step_kernels import SlotWord
 from shared.engine.cuda.staging import place_of
 from shared.engine.cuda.step_memory import step_memory
 from shared.engine.model.weights import Weights, stored_dtype
+from shared.engine.parallel.orders import Operation, Order, OrderKind, Words, operations_of
 from shared.engine.parallel.shares import ModelShare, Share
 from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
-from shared.ranks.orders import Operation, Order, OrderKind, Words, operations_of
 
 
 def load_follower(folder: Path, config: EngineConfig, share: Share, meeting: Path) -> FollowerDevice:

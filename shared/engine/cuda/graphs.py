@@ -21,8 +21,8 @@ from shared.engine.cuda.counters import EAGER, DeviceCounters
 from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
+from shared.engine.parallel.orders import Operation
 from shared.engine.streams import Work
-from shared.ranks.orders import Operation
 
 _SIZES = (1, 2, 4, *range(8, 33, 4), *range(40, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 _STEP_ABOVE = 128  # rows between larger buckets

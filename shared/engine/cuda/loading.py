@@ -14,12 +14,12 @@ from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform
 from shared.engine.first_logits import require_numbers
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
+from shared.engine.parallel.orders import Orders
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.masks import Matchers
 from shared.engine.weight_source import WeightSource
 from shared.limits.grammars import library_version
-from shared.ranks.orders import Orders
 from shared.wire.messages import Limits
 
 

@@ -25,10 +25,10 @@ from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import DeviceWords
 from shared.engine.cuda.staging import Staging
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
+from shared.engine.parallel.orders import Operation
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.sampling.sampler import ORDER, Adjustment
-from shared.ranks.orders import Operation
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 

@@ -22,10 +22,10 @@ from shared.batch.schedule_batch import ExtendRow, ScheduleBatch, SlotJoin
 from shared.engine.checkpoint.kv_cache import INVALID_PAGE
 from shared.engine.cuda.kernels.step_kernels import STATE_WORDS, SlotWord, StepKernels
 from shared.engine.cuda.staging import Staging
+from shared.engine.parallel.orders import Operation
 from shared.engine.sampling.sampler import signed
 from shared.engine.streams import Stream, Work
 from shared.primitives.errors import ConfigError, InvariantError
-from shared.ranks.orders import Operation
 
 Words = NDArray[np.int32]
 

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shared.engine.parallel.orders import Operation, Orders, operation
 from shared.engine.streams import Mark, Stream
 from shared.primitives.errors import InvariantError
-from shared.ranks.orders import Operation, Orders, operation
 
 _OPERATION_WORDS = 256  # of an order, beside a number for each row of DECODE
 BUFFERS = 4  # of what one step after the other fills once

@@ -1,1 +1,1 @@
-"""A model computed by several ranks: what each holds of it, and how they add up and gather what they computed."""
+"""A model computed by several ranks: what each holds, how they add up and gather, and what rank 0 tells the others."""

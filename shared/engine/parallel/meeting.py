@@ -1,7 +1,7 @@
 """Where ranks of a worker meet: a file in a folder of their own, and sockets on loopback.
 
 Neither gloo nor NCCL asks who connects, so nothing of them listens on another interface. When a rank is lost, its
-worker ends it all (`shared.ranks.rank_group`): no wait of theirs has a limit that counts, and NCCL's own watch is off.
+worker ends it all (`shared.worker.rank_group`): no wait of theirs has a limit that counts, and NCCL's own watch is off.
 """
 
 from __future__ import annotations

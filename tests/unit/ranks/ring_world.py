@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.ranks.orders import (
+from shared.engine.parallel.orders import (
     Operation,
     Order,
     OrderKind,

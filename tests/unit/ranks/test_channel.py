@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from shared.engine.parallel.orders import BUFFERS, Operation, OrderKind, Words, operation, operations_of
 from shared.primitives.errors import RankError
-from shared.ranks.channel import FollowerEnd, LeaderEnd, ReportKind
-from shared.ranks.orders import BUFFERS, Operation, OrderKind, Words, operation, operations_of
+from shared.worker.rank_channel import FollowerEnd, LeaderEnd, ReportKind
 
 CAPACITY = 64
 NONE = np.empty(0, dtype=np.int32)

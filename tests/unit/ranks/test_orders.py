@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.primitives.errors import InvariantError
-from shared.ranks.orders import (
+from shared.engine.parallel.orders import (
     Operation,
     Order,
     OrderKind,
@@ -20,6 +19,7 @@ from shared.ranks.orders import (
     operations_of,
     words_for,
 )
+from shared.primitives.errors import InvariantError
 from tests.unit.ranks.ring_world import Follower, RingWorld
 
 SEEDS = 200

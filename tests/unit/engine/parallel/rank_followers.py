@@ -18,9 +18,9 @@ import torch
 from shared.engine.config import EngineConfig
 from shared.engine.parallel import meeting
 from shared.engine.parts import Followers
-from shared.ranks.channel import FollowerEnd
-from shared.ranks.rank_group import FollowerProcess, LostRank, RankGroup, Start
 from shared.worker.follower import FollowerJob, follow
+from shared.worker.rank_channel import FollowerEnd
+from shared.worker.rank_group import FollowerProcess, LostRank, RankGroup, Start
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ["torch", "shared.worker.follower", "tests.unit.engine.parallel.rank_jobs"]

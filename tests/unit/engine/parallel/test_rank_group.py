@@ -15,9 +15,9 @@ from shared.engine.config import EngineConfig
 from shared.engine.parallel import meeting
 from shared.engine.parallel.shares import Share
 from shared.primitives.errors import RankError
-from shared.ranks.channel import FollowerEnd, ReportKind
-from shared.ranks.rank_group import LostRank, RankGroup
 from shared.worker.follower import FollowerJob, fail, follow
+from shared.worker.rank_channel import FollowerEnd, ReportKind
+from shared.worker.rank_group import LostRank, RankGroup
 from tests.unit.engine.parallel.rank_followers import Follow, forked
 from tests.unit.engine.tiny_models import FAMILIES, save_model
 from tests.waiting import comes_true

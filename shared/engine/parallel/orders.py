@@ -8,8 +8,8 @@ named: a follower knows neither scheduler nor sampling.
     follower          take 1 │ give back 1 │ take 2 …   in order, none left out; a buffer is written again once all
                                                         followers have given it back
 
-Whoever writes or gives back tells it to the other by a system call (`channel`), which is the barrier between memories.
-This file is the ring alone: no memory is mapped here, and nothing waits.
+Whoever writes or gives back tells it to the other by a system call (`shared.worker.rank_channel`), which is the barrier
+between memories. This file is the ring alone: no memory is mapped here, and nothing waits.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def operations_of(words: Words) -> Iterator[tuple[Operation, Words]]:
 
 
 class Orders(Protocol):
-    """What other ranks are told to do as well; see `shared.ranks.channel.LeaderEnd`."""
+    """What other ranks are told to do as well; see `shared.worker.rank_channel.LeaderEnd`."""
 
     def open(self, capacity: int) -> None:
         """From now on orders come, of so many words at most."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shared.ranks.channel import LeaderEnd, ReportKind
+from shared.worker.rank_channel import LeaderEnd, ReportKind
 
 _END_SECONDS = 5.0  # for followers to end that are told to
 _STATUS_SECONDS = 0.5  # to learn how a process has ended

@@ -20,8 +20,16 @@ from enum import IntEnum
 
 import numpy as np
 
+from shared.engine.parallel.orders import (
+    Order,
+    OrderKind,
+    OrderReader,
+    OrderRing,
+    OrderWriter,
+    Words,
+    words_for,
+)
 from shared.primitives.errors import RankError
-from shared.ranks.orders import Order, OrderKind, OrderReader, OrderRing, OrderWriter, Words, words_for
 
 _NUMBER = struct.Struct("=q")
 _REPORT = struct.Struct("=qq")  # kind, number
