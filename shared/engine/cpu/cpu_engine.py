@@ -19,10 +19,10 @@ from shared.engine.cpu.kernel_choice import KernelChoice
 from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
 from shared.engine.cpu.panel_linears import PanelLinears
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
-from shared.engine.first_logits import require_first_logits
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
+from shared.engine.model.first_logits import require_first_logits
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import PackedLinear, TorchOps

@@ -26,7 +26,7 @@ from shared.engine.model.rope import cos_sin_table
 from shared.engine.model.weights import OnProgress
 from shared.engine.native import kernels
 from shared.engine.native.kernels import Kernels
-from shared.engine.weight_source import WeightSource
+from shared.engine.quantized.weight_source import WeightSource
 from shared.primitives.errors import ConfigError, InvariantError, ModelError
 
 KIND_NUMBERS = {

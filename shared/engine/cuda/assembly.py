@@ -18,8 +18,8 @@ from shared.engine.model.weights import OnProgress
 from shared.engine.parallel.collectives import ALONE, require_same_bits
 from shared.engine.parallel.meeting import meet
 from shared.engine.parallel.shares import ModelShare, Share
+from shared.engine.quantized.weight_source import WeightSource
 from shared.engine.sampling.logprobs import SCORES_A_RUN
-from shared.engine.weight_source import WeightSource
 from shared.kv.page_pool import pages_for_tokens
 
 

@@ -12,13 +12,13 @@ from shared.engine.cuda.assembly import assemble_parts, dtypes_for
 from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform
-from shared.engine.first_logits import require_numbers
+from shared.engine.model.first_logits import require_numbers
 from shared.engine.model.weights import OnProgress, Weights, model_fingerprint, stored_dtype
 from shared.engine.parallel.orders import Orders
 from shared.engine.parts import Engine, LoadJob, OnLogits, features_with
+from shared.engine.quantized.weight_source import WeightSource
 from shared.engine.sampling.grammars import read_grammars
 from shared.engine.sampling.masks import Matchers
-from shared.engine.weight_source import WeightSource
 from shared.limits.grammars import library_version
 from shared.wire.messages import Limits
 

@@ -15,7 +15,7 @@ from shared.engine.quantized import fp8, int4_packings, mxfp4
 from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.int4_formats import Int4Format
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ModelError
 
 _ALIGNED = 16  # bytes

@@ -24,7 +24,7 @@ from shared.engine.attention.protocol import PagedBatch, soft_cap
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.checkpoint.weight_files import weight_files
-from shared.engine.first_logits import require_numbers
+from shared.engine.model.first_logits import require_numbers
 from shared.engine.model.weights import OnProgress
 from shared.primitives.errors import ModelError
 

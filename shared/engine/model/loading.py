@@ -33,7 +33,7 @@ from shared.engine.model.routing import Router
 from shared.engine.model.vocabulary import Embed, EmbeddingOfRank, HeadOfRanks, WholeEmbedding
 from shared.engine.model.weights import OnProgress
 from shared.engine.parallel.shares import ModelShare
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 
 
 def load_decoder(

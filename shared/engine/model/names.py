@@ -17,7 +17,7 @@ from shared.engine.checkpoint.families import Norms, QKNorm
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.formats import WeightFormat
 from shared.engine.quantized.linears import NarrowWeight, dequantized, joined, take
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 
 
 class DecoderWeights:

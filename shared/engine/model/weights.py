@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shared.engine.checkpoint.text_half import stored_names
 from shared.engine.checkpoint.weight_files import open_weights, weight_files
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ModelError
 
 _SAMPLE_BYTES = 4096

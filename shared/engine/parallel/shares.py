@@ -18,7 +18,7 @@ from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 from shared.engine.quantized.int4_formats import SMALLEST_GROUP, WORD, Int4Format
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ConfigError
 
 RANKS_MAX = 16  # GPUs of a node

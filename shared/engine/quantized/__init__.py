@@ -1,1 +1,1 @@
-"""Weights in fewer than 16 bits as safetensors hold them: how a file says so, and how they are computed with."""
+"""Weights in fewer than 16 bits as safetensors hold them: how a file says so, how they are read and computed with."""

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from shared.engine.quantized.formats import Quantization
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 from shared.primitives.errors import ConfigError
 
 E4M3 = torch.float8_e4m3fn

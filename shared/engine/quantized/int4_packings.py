@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shared.engine.quantized.int4_formats import WORD, Int4Format, Packing
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 from shared.primitives.errors import ModelError
 
 MIDDLE = 8  # the zero of a format without zeros

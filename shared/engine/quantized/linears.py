@@ -14,7 +14,7 @@ from shared.engine.quantized.fp8 import IN_TORCH, Fp8Linear, Fp8Products, Fp8Wei
 from shared.engine.quantized.int4 import Dequantize, Int4Linear, Int4Products, Tiles
 from shared.engine.quantized.int4_formats import Int4Format
 from shared.engine.quantized.int4_packings import Int4Weight
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 
 NarrowWeight = Fp8Weight | Int4Weight
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shared.engine.weight_source import Part, WeightSource
+from shared.engine.quantized.weight_source import Part, WeightSource
 from shared.primitives.errors import ModelError
 
 BLOCK = 32  # numbers with one scale

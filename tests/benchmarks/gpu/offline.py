@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, ScheduleBatch, SlotJoin
-from shared.engine import weight_source
 from shared.engine.checkpoint.dtypes import dtypes_on_cuda
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
@@ -36,6 +35,7 @@ from shared.engine.cuda.device import CudaDevice
 from shared.engine.cuda.loading import DecoderSource, assemble
 from shared.engine.cuda.memory import FittedPool
 from shared.engine.cuda.platform import Platform, cuda_platform, host_platform
+from shared.engine.quantized import weight_source
 from shared.process.resources import memory_budget
 from shared.wire.sampling_params import SamplingParams
 from tests.benchmarks.gpu.profiles import host_profiled, profiled

@@ -25,7 +25,7 @@ from shared.engine.model.weights import Weights
 from shared.engine.quantized.int4 import FEW_ROWS, Tiles, scales_and_zeros
 from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.linears import NarrowProducts, NarrowWeight, joined
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.test_no_sync import NoAttention

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

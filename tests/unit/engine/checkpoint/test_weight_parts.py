@@ -18,7 +18,7 @@ from shared.engine.checkpoint.model_config import read_model_config
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ModelError
 from tests.unit.engine.checkpoint.published_models import MetaWeights
 from tests.unit.engine.test_fp8_weights import PHI3

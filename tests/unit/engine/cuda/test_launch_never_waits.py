@@ -24,8 +24,8 @@ from shared.engine.cuda.kernels.step_kernels import ReferenceKernels
 from shared.engine.model.loading import load_decoder
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.model.weights import Weights
+from shared.engine.quantized.weight_source import Part
 from shared.engine.streams import Mark, Work
-from shared.engine.weight_source import Part
 from shared.wire.sampling_params import SamplingParams
 from tests.doubles.no_sync import HostSyncError, no_sync
 from tests.unit.engine.driver import tokens_of

@@ -17,7 +17,7 @@ from shared.engine.model.rank_ops import RankOps
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.parallel.collectives import Alone
 from shared.engine.parallel.shares import Share
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ConfigError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.fp8_models import FORMATS

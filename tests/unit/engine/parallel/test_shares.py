@@ -19,7 +19,7 @@ from shared.engine.quantized.fp8 import Fp8Weight
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
 from shared.engine.quantized.int4_formats import GROUPS, Int4Format, Packing
 from shared.engine.quantized.int4_packings import Int4Weight
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ConfigError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 

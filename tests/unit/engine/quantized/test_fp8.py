@@ -37,7 +37,7 @@ from shared.engine.quantized.fp8 import (
 )
 from shared.engine.quantized.fp8_formats import Fp8Format, Scales
 from shared.engine.quantized.linears import NONE, NarrowProducts, dequantized
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ConfigError, ModelError
 from tests.doubles.no_sync import no_sync
 from tests.unit.engine.checkpoint.published_models import PUBLISHED

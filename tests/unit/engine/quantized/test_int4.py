@@ -24,7 +24,7 @@ from shared.engine.quantized.int4 import ByTiles, Int4Products, Tiles, multiplie
 from shared.engine.quantized.int4_formats import Int4Format, Packing
 from shared.engine.quantized.int4_packings import Int4Weight, joined, packed, take, unpacked
 from shared.engine.quantized.linears import NONE, NarrowProducts
-from shared.engine.weight_source import Part
+from shared.engine.quantized.weight_source import Part
 from shared.primitives.errors import ConfigError, ModelError
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.int4_models import INT4_FORMATS, Numbers, numbers_of, tiny_int4
