@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from router.access.key_ring import KeyRing
 from router.access.keyed_clients import KeyedClients
+from router.admin import RouterPages
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
@@ -37,7 +38,6 @@ from router.listener.server import Server, listen
 from router.listener.tls import ServerCertificate, certificate_of
 from router.live.endpoint import LiveViews
 from router.metrics_publisher import MetricsPublisher
-from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.app import make_app
 from router.openai.prompts.prompts import Prompts

@@ -10,7 +10,7 @@ Connections that have said something are bounded (CONNECTIONS_MAX). Where there 
 complete goes, of the address with most, or else the oldest that has been answered for ANSWER_SECONDS; else the next one
 waits. Silent ones keep no probe out (`Accepting`). Web pages read nothing here: on loopback, names that public DNS can
 have are refused (`listening`), an Origin always; what is on other sites leads to `/` alone. Which pages there are, and
-what is on them, is decided by the process (`health`, and `router.openai.admin` for a router).
+what is on them, is decided by the process (`health`, and `router.admin` for a router).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import uvloop
 
 from router.access.key_ring import KeyRing
 from router.access.keyed_clients import KeyedClients
+from router.admin import RouterPages
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import RequestFailed
@@ -31,7 +32,6 @@ from router.listener.connections import ClientConnections
 from router.listener.server import Server, listen
 from router.listener.tls import certificate_of
 from router.live.endpoint import LiveViews
-from router.openai.admin import RouterPages
 from router.openai.answers.resumable_streams import Resuming
 from router.openai.app import make_app
 from router.openai.prompts.prompts import Prompts
