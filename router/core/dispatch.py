@@ -329,10 +329,10 @@ class RouterCore:
         for live in queue:
             if now < live.rests_until or not attempts.may_try(live):
                 continue
-            live.worth_at = math.inf
+            live.worth_at, group = math.inf, live.need.group
             placed = place(live, now)
             if placed:
-                attempts.placed(live)
+                attempts.placed(live, group)
             elif placed is False and now < live.worth_at < math.inf:
                 attempts.waits_for_better(live)
                 self._reservations.deadlines.set(("patience", live.rid), live.worth_at)

@@ -31,7 +31,8 @@ class PlacementPass:
         self._room_below: dict[tuple[Group, str], int] = {}
         self._choosing: Counter[tuple[Group, str]] = Counter()  # of a tenant, that wait for a better worker
         self.taken: list[LiveRequest] = []  # those that were placed
-        self.look_again = False  # what was placed may have taken the room that one in front of it waits for
+        # What was placed may have taken the room that one in front of it waits for, or let it use what is kept
+        self.look_again = False
         self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
 
     @property
@@ -65,10 +66,19 @@ class PlacementPass:
         if self._choosing[key] >= CHOOSING_MAX:
             self._room_below[key] = 0
 
-    def placed(self, live: LiveRequest) -> None:
-        """Note that a request went to a worker, past the first that found no room, if there is one."""
+    def placed(self, live: LiveRequest, group: Group) -> None:
+        """Note that a request went to a worker, past the first of `group` that found no room, if there is one.
+
+        `group`: the one that it waited in; with its worker it gets a model and a KV format, and so another one.
+        """
         self.taken.append(live)
-        self.look_again |= self._choosing.total() > 0
-        front = self._front.get(live.need.group)
+        front = self._front.get(group)
+        self.look_again |= self._choosing.total() > 0 or (front is not None and _is_first(live))
         if front is not None:
             front.backfilled += 1
+
+
+def _is_first(live: LiveRequest) -> bool:
+    """Whether its decode worker had nothing of this router: other tenants are below their shares there from now on."""
+    worker = live.worker
+    return worker is not None and worker.hello.role == "decode" and len(worker.assigned) == 1
