@@ -42,14 +42,15 @@ class Clients:
         return answer.status_code
 
     @contextmanager
-    def load(self, at_a_time: int) -> Iterator[list[int]]:
-        """So many requests at a time, until the block ends; their statuses as they come."""
+    def load(self, at_a_time: int, pause_seconds: float = 0.0) -> Iterator[list[int]]:
+        """So many requests at a time, with a pause after each, until the block ends; their statuses as they come."""
         ended = threading.Event()
         statuses: list[int] = []
 
         def work() -> None:
             while not ended.is_set():
                 statuses.append(self.ask())
+                ended.wait(pause_seconds)
 
         with ThreadPoolExecutor(at_a_time) as threads:
             working = [threads.submit(work) for _ in range(at_a_time)]
