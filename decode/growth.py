@@ -176,10 +176,6 @@ class OutputLengths:
             self._ended = [count / 2 for count in self._ended]
         self._survival = []
 
-    def share_reaching(self, length: int) -> float:
-        """The share of outputs that come to `length` tokens; 0 beyond all that were seen."""
-        return self._shares_at([_place(length)])[0]
-
     def shares_going_on(self, bucket: int) -> list[float]:
         """Shares of outputs of such a length that go on for each of `STEPS_AHEAD`; [] if none came so far."""
         here, *ahead = self._shares_at(_PLACES[bucket])

@@ -241,11 +241,6 @@ class RouterCore:
         oldest = self._requests.oldest_seconds(now)
         return {state: oldest.get(RequestState(state), 0.0) for state in self.requests_by_state}
 
-    @property
-    def tenants_live(self) -> int:
-        """How many tenants have a live request."""
-        return len(self._requests.tenants)
-
     # ---- messages ----------------------------------------------------------------------------------------------
 
     def _received(self, peer: str, message: Message, now: float) -> None:

@@ -14,7 +14,6 @@ from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAtten
 from shared.engine.attention.flashinfer_package import flashinfer_package
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
-from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.families import Activation
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
@@ -38,6 +37,7 @@ from shared.engine.quantized.fp8_formats import Fp8Format
 from shared.engine.quantized.int4 import FEW_ROWS, Int4Products, Tiles
 from shared.engine.quantized.int4_packings import Int4Weight
 from shared.engine.quantized.mxfp4 import dequantized
+from tests.doubles.torch_head_writer import TorchHeadWriter
 from tests.unit.engine.checkpoint.published_models import PUBLISHED
 from tests.unit.engine.cuda.kernels.test_fp8_inputs import assert_same, numbers
 from tests.unit.engine.cuda.kernels.test_step_kernels import (

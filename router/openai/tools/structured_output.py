@@ -36,7 +36,6 @@ CHOICES_MAX = 2000
 GBNF_CHARACTERS_MAX = 16 << 10  # its converter is written in Python
 ONE_BLANK = " ?"
 ANY_OBJECT = {"type": "object"}
-TEXT = "text"  # the type that asks for nothing
 
 _Make = Callable[[Any, str], Grammar | None]
 

@@ -68,20 +68,6 @@ def _largest(batch: PagedBatch) -> tuple[int, int]:
     return int(batch.query_lens.max()), int(batch.kv_lens.max())
 
 
-class TorchHeadWriter:
-    """See `HeadWriter`: in plain torch, on any device."""
-
-    def write(
-        self, q: Tensor, k: Tensor, v: Tensor, transform: HeadTransform, batch: PagedBatch, cells: Tensor
-    ) -> Tensor:
-        """See `HeadWriter`."""
-        q, k = transform(q, k, batch.positions)
-        pages, slots = batch.cells()
-        for kind, new in enumerate((k, v)):
-            cells[pages, kind, :, slots] = kept(new, cells.dtype)
-        return q
-
-
 class _Plan:
     """What FlashInfer keeps in its integer workspace: here just where each request's pages begin."""
 

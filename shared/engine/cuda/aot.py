@@ -3,7 +3,7 @@
     python -m shared.engine.cuda.aot --arch "9.0a" [FOLDER] [--dtype bfloat16] [--head-dim 64 128] [--fp8-kv]
 
 FlashInfer compiles a module at the first call that needs it, unless FOLDER has it: by default `data/aot` of its own
-package, where it looks. With FLASHINFER_DISABLE_JIT=1 a call that needs a module outside `MODULES` fails. Needs nvcc
+package, where it looks. With FLASHINFER_DISABLE_JIT=1 a call that needs a module outside `modules()` fails. Needs nvcc
 below CUDA_HOME, a C++ compiler and ninja; no GPU and no driver. MAX_JOBS is how many compilers run at once. Beside the
 modules lies `archs.txt`, which says what GPUs they have code for: FlashInfer loads a module for any.
 """
@@ -72,9 +72,6 @@ def modules(
     )
 
 
-MODULES = modules()
-
-
 def compile_modules(wanted: Iterable[Module], folder: Path) -> list[Path]:
     """Compile what `folder` lacks, load all, and return the libraries, one a module.
 
@@ -93,7 +90,7 @@ def compile_modules(wanted: Iterable[Module], folder: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Compile `MODULES`, or those of some models; print each library and its size."""
+    """Compile all modules, or those of some models; print each library and its size."""
     parser = argparse.ArgumentParser(prog="python -m shared.engine.cuda.aot")
     parser.add_argument("folder", nargs="?", type=Path, help="default: data/aot of the package flashinfer")
     parser.add_argument(

@@ -67,11 +67,6 @@ class ModelShare:
         return _kv_heads(self.whole, self.share)
 
     @property
-    def kv_copies(self) -> int:
-        """How many ranks hold each of them."""
-        return max(1, self.share.ranks // self.whole.kv_heads)
-
-    @property
     def vocabulary(self) -> range:
         """Tokens whose rows of embedding and head are here."""
         return self.share.of(self.whole.vocab_size, self.vocabulary_rows)

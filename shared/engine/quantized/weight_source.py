@@ -27,10 +27,6 @@ class Part:
         assert self.start % each == 0, f"{self} does not begin with a whole {each}"
         return Part(self.start // each, -(-self.stop // each), dim)
 
-    def shape_in(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of this part of a weight of this shape."""
-        return (*shape[: self.dim], self.stop - self.start, *shape[self.dim + 1 :])
-
 
 class WeightSource(Protocol):
     """Where a model takes its weights from, one by one."""

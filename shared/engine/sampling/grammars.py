@@ -60,11 +60,6 @@ class Grammars:
         """What the compiled grammars that are kept may take, estimated."""
         return self._bytes
 
-    @property
-    def preparing(self) -> int:
-        """Grammars that are compiled or wait for it."""
-        return len(self._underway)
-
     def prepare(self, grammar: Grammar) -> None:
         """Have it compiled, unless it is or will be; returns at once."""
         with self._lock:

@@ -101,7 +101,7 @@ class RandomWeights:
     ) -> Tensor:
         """See `WeightSource`."""
         if part is not None:
-            shape = part.shape_in(shape)
+            shape = tuple(torch.empty(shape, device="meta")[part.index_in(shape)].shape)
         where = self._generator.device
         if "norm" in name:
             return torch.ones(shape, dtype=dtype, device=where)

@@ -47,7 +47,7 @@ class TenantWitness:
 
     def prove_charges(self, clients: Iterable[SimulatedClient], weights: Sequence[str]) -> None:
         """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more."""
-        assert not self._core.tenants_live, "tenants without requests are not forgotten"
+        assert not self._core._requests.tenants, "tenants without requests are not forgotten"
         weight = {name: float(text) for name, text in (entry.split("=") for entry in weights)}
         prompts: Counter[str] = Counter()
         outputs: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import pytest
 from decode.growth import (
     OUTPUTS_REMEMBERED,
     SEEN_MIN,
+    STEPS_AHEAD,
     CachedSum,
     ExpectedGrowth,
     NewTokenRatio,
@@ -16,6 +17,11 @@ from decode.growth import (
 )
 from shared.batch.req import Req
 from shared.wire.sampling_params import SamplingParams
+
+
+def share_going_on(lengths: OutputLengths, steps: int) -> float:
+    """The share of outputs without a token that go on for so many steps, one of `STEPS_AHEAD`."""
+    return lengths.shares_going_on(0)[STEPS_AHEAD.index(steps)]
 
 
 def after(*lengths: int, at_bound: bool = False) -> OutputLengths:
@@ -87,35 +93,34 @@ def test_nothing_is_known_until_enough_outputs_have_ended() -> None:
 
 def test_outputs_of_like_length_all_come_near_it_and_none_much_beyond() -> None:
     seen = after(*[150] * 50)
-    assert seen.share_reaching(128) == 1.0
-    assert seen.share_reaching(160) == 0.0
+    assert share_going_on(seen, 96) == 1.0
+    assert share_going_on(seen, 192) == 0.0
 
 
 def test_half_short_and_half_long_outputs_are_told_apart_by_those_that_outlive_the_short() -> None:
     seen = after(*[20, 1000] * 50)
-    assert seen.share_reaching(24) == pytest.approx(0.5)
-    assert seen.share_reaching(890) == pytest.approx(0.5)
-    assert seen.share_reaching(1024) == 0.0
+    assert share_going_on(seen, 24) == pytest.approx(0.5)
+    assert share_going_on(seen, 768) == pytest.approx(0.5)
+    assert share_going_on(seen, 1024) == 0.0
 
 
 def test_an_output_that_ended_at_its_bound_does_not_say_where_others_end() -> None:
     seen = after(*[16] * 50, at_bound=True)
     for _ in range(10):
         seen.add(500, at_bound=False)
-    assert seen.share_reaching(400) == 1.0
+    assert share_going_on(seen, 384) == 1.0
 
 
 def test_old_outputs_are_forgotten() -> None:
     seen = after(*[2000] * OUTPUTS_REMEMBERED)
     for _ in range(8 * OUTPUTS_REMEMBERED):
         seen.add(50, at_bound=False)
-    assert seen.share_reaching(100) < 0.01
+    assert share_going_on(seen, 96) < 0.01
 
 
 def test_an_output_longer_than_any_context_is_counted_all_the_same() -> None:
     seen = after(*[1 << 22] * SEEN_MIN)
-    assert seen.share_reaching(1000) == 1.0
-    assert seen.share_reaching(1 << 23) == 0.0
+    assert share_going_on(seen, 6144) == 1.0
     assert growth(seen, 1 << 22, bound=1 << 23) > 0
 
 

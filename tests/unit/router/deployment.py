@@ -212,7 +212,7 @@ class ScriptedDeployment:
     def assert_nothing_left(self) -> None:
         """No request, tenant, assignment, lease or deadline remains."""
         assert not any(self.core.requests_by_state.values())
-        assert not self.core.tenants_live
+        assert not self.core._requests.tenants
         for worker in self.core.fleet.workers.values():
             assert not worker.assigned
             assert not worker.leases

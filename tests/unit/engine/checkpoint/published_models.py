@@ -135,7 +135,8 @@ class MetaWeights:
         start = part.start if part else 0
         assert (name, start) not in self._starts
         self._starts.add((name, start))
-        found = torch.empty(part.shape_in(shape) if part else shape, dtype=dtype, device="meta")
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        found = whole[part.index_in(shape)] if part else whole
         self.taken[name] = self.taken.get(name, 0) + found.numel()
         assert self.taken[name] <= math.prod(shape)
         return found

@@ -84,7 +84,7 @@ def test_a_part_is_read_and_no_more(folder: Path, allowed: Part, asked: Part | N
 def test_a_part_is_that_of_the_whole(folder: Path, part: Part, dtype: torch.dtype) -> None:
     with Weights(folder) as weights:
         found = weights.take(NAME, SHAPE, dtype, part)
-    assert (found.dtype, tuple(found.shape)) == (dtype, part.shape_in(SHAPE))
+    assert found.dtype == dtype
     assert torch.equal(found, NUMBERS.to(dtype)[part.index_in(SHAPE)])
 
 

@@ -130,7 +130,7 @@ def called() -> set[str]:
 
 def compiled(*, fp8_kv: bool = False) -> set[str]:
     """The names of all modules that are compiled ahead of time."""
-    return {module.spec().name for module in (aot.modules(fp8_kv=True) if fp8_kv else aot.MODULES)}
+    return {module.spec().name for module in aot.modules(fp8_kv=fp8_kv)}
 
 
 def needed(call: Callable[..., None], *arguments: Any) -> str:
@@ -200,11 +200,11 @@ def test_only_what_a_folder_lacks_is_compiled_and_all_is_loaded(
 
     monkeypatch.setattr(jit, "build_jit_specs", build)
     monkeypatch.setattr(jit.core.JitSpec, "load", lambda _, path: loaded.append(path))
-    first = aot.compile_modules(aot.MODULES[:2], tmp_path / "aot")
-    names = [module.spec().name for module in aot.MODULES[:3]]
+    first = aot.compile_modules(aot.modules()[:2], tmp_path / "aot")
+    names = [module.spec().name for module in aot.modules()[:3]]
     assert built == names[:2]
     assert first == loaded == [tmp_path / "aot" / name / f"{name}.so" for name in built]
-    second = aot.compile_modules(aot.MODULES[:3], tmp_path / "aot")
+    second = aot.compile_modules(aot.modules()[:3], tmp_path / "aot")
     assert built == names
     assert loaded == first + second
     assert [path.read_bytes() for path in second] == [b"a library"] * 3

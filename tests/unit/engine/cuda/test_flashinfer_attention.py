@@ -15,7 +15,7 @@ from torch import Tensor
 from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention, check_bounds
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import PagedBatch, PlanGuard
-from shared.engine.attention.reference import ReferenceAttention, TorchHeadWriter
+from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
@@ -23,6 +23,7 @@ from shared.engine.streams import Stream
 from shared.primitives.errors import ConfigError, InvariantError
 from tests.doubles.fake_flashinfer import FakeFlashInfer
 from tests.doubles.late_stream import LateStream
+from tests.doubles.torch_head_writer import TorchHeadWriter
 
 PAGE_SIZE, WIDTH, REQUESTS, PAGES = 4, 16, 5, 90
 GRAPH_ROWS = 33 * REQUESTS

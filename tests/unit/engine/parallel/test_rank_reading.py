@@ -41,7 +41,8 @@ class MetaReads:
         """See `WeightSource`."""
         read = part or Part(0, shape[0] if shape else 1)
         self.reads.setdefault(name, []).append((read, shape, dtype.itemsize))
-        return torch.empty(part.shape_in(shape) if part else shape, dtype=dtype, device="meta")
+        whole = torch.empty(shape, dtype=dtype, device="meta")
+        return whole[part.index_in(shape)] if part else whole
 
     def bytes_of(self, name: str) -> int:
         return sum(

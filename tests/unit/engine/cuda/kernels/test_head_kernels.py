@@ -14,12 +14,12 @@ from torch import Tensor
 from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import HeadWriter, PagedBatch
-from shared.engine.attention.reference import TorchHeadWriter
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.kernels.head_kernels import SOURCE, CudaHeadWriter
 from shared.engine.model.torch_ops import TorchOps
 from tests.doubles.fake_flashinfer import FakeFlashInfer
+from tests.doubles.torch_head_writer import TorchHeadWriter
 from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.cuda.test_flashinfer_python import NowStream
 from tests.unit.engine.driver import tokens_of
