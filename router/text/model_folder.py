@@ -12,9 +12,7 @@ from typing import Any
 
 from shared.limits.model_files import read_json
 from shared.primitives.errors import ModelError, RequestError
-from shared.wire.sampling_params import SamplingParams, validate
-
-SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+from shared.wire.sampling_params import OF_MODELS, SamplingParams, validate
 
 
 def read_eos_token_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
@@ -31,7 +29,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
     generation = _read_generation_config(folder)
     if generation.get("do_sample") is False:
         return {}
-    found = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
+    found = {name: generation[name] for name in OF_MODELS if generation.get(name) is not None}
     for name, value in found.items():
         if type(value) not in (int, float):
             raise ModelError(f"{name} in {folder}/generation_config.json is no number")

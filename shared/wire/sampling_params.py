@@ -80,6 +80,8 @@ FEATURES: dict[str, Callable[[SamplingParams], bool]] = {
     "allowed_token_ids": lambda params: bool(params.allowed_token_ids),
     "bad_words": lambda params: bool(params.bad_words),
 }
+# What a model's generation_config.json may name.
+OF_MODELS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _BOUNDS: dict[str, tuple[float, float]] = {
     "max_new_tokens": (1, 2**31 - 1),
     "seed": (-(2**63), 2**64 - 1),
