@@ -1,7 +1,7 @@
 """Every gauge of every process. Shells set them; cores have no gauges.
 
 A new gauge is declared here and set by the shell that publishes it: `publish_scheduler` and `shared.worker.worker` for
-workers, `router.process.MetricsPublisher` for routers. Counters and histograms are declared where they are counted, in
+workers, `router.metrics_publisher` for routers. Counters and histograms are declared where they are counted, in
 a `counters.py` (see `shared.primitives.metric_fields`). `make docs` writes all of them into docs/reference.md.
 """
 
