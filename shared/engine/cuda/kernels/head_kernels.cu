@@ -1,5 +1,5 @@
-// What lies between a layer's projections and its attention, in one launch: `HeadWriter` of ../attention/heads.py, with
-// the same roundings as its TorchHeadWriter. Only the sum of a norm's squares is added up in another order.
+// What lies between a layer's projections and its attention, in one launch: `HeadWriter` of attention/protocol.py, with the
+// same roundings as plain torch (tests/doubles/torch_head_writer.py). Only the sum of a norm's squares is in another order.
 //
 // A warp takes one head of one token: of a query, a key or a value. Compiled as step_kernels.cu is; threads of a block are
 // a multiple of 32.
