@@ -34,8 +34,3 @@ def meet(folder: Path, share: Share, *, on_gpus: bool) -> Collectives:
     group = dist.group.WORLD
     assert group is not None
     return NcclCollectives(group) if on_gpus else GlooCollectives(group)
-
-
-def part() -> None:
-    """Leave; the next `meet` may follow."""
-    dist.destroy_process_group()

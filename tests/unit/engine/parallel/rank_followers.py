@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from shared.engine.config import EngineConfig
-from shared.engine.parallel import meeting
 from shared.engine.parts import Followers
 from shared.worker.follower import FollowerJob, follow
 from shared.worker.rank_channel import FollowerEnd
@@ -88,4 +87,4 @@ class TestRanks:
     def close(self) -> None:
         """End them."""
         self.group.close()
-        meeting.part()
+        torch.distributed.destroy_process_group()
