@@ -25,8 +25,9 @@ from shared.scheduling.step_cost import ExtendRate, StepCost
 
 # How many times the target a step may take beside which nobody decodes: somebody may join meanwhile.
 ALONE = 4
-# Where no pass fits into the target beside rows that decode, one in so many steps has one: of the tokens of a stream
-# 97 % come in time. It may take so many times the target, or the step without it.
+# Where rows that decode meet the target and no pass fits beside them, one in so many steps has one: of the tokens of a
+# stream 97 % come in time. Where they miss it by themselves each step has one. It may take so many times the target, or
+# the step without it.
 SPARSE_STEPS, SPARSE_SECONDS = 40, 2
 
 # Of the tokens of each step that cuts a request: saved for shorter ones behind it. As `short_share` of prefill workers.
@@ -111,7 +112,7 @@ class LocalPrompts:
         if not self.enabled:
             return ExtendRate()
         tokens = self._fitting(decode_rows, self._bound_seconds(decode_rows))
-        return self.cost.extend_rate(decode_rows, tokens, 1 if self._fits_each(decode_rows) else SPARSE_STEPS)
+        return self.cost.extend_rate(decode_rows, tokens, self._steps_each(decode_rows))
 
     def start(self, req: Req, *, samples: bool) -> None:
         """Compute the request from its first token on that is not cached; it has the pages of all its tokens."""
@@ -131,7 +132,7 @@ class LocalPrompts:
         """What this step computes of them beside so many rows that decode: the joins and the rows."""
         if not self._prompts or self._asks_first(decode_rows):
             return (), ()
-        if not self._fits_each(decode_rows) and self._without < SPARSE_STEPS - 1:
+        if self._without < self._steps_each(decode_rows) - 1:
             self._without += 1
             return (), ()
         if self._without:
@@ -237,6 +238,11 @@ class LocalPrompts:
         """Tokens up to the end of a page; steps of one page alone do not tell what a pass costs and what a token."""
         page_size = self.memory.page_size
         return (start + min(self._tried, left)) // page_size * page_size - start
+
+    def _steps_each(self, decode_rows: int) -> int:
+        """One in so many steps beside so many rows has a pass."""
+        meets_target = self.cost.decode_seconds(decode_rows) < self.itl_target_seconds
+        return SPARSE_STEPS if meets_target and not self._fits_each(decode_rows) else 1
 
     def _fits_each(self, decode_rows: int) -> bool:
         """Whether each step beside so many rows has time for a pass, however small."""

@@ -213,7 +213,7 @@ def local_prompts(*lengths: int, tokens_max: int, target: float) -> tuple[LocalP
 
 
 @pytest.mark.parametrize(
-    ("rows", "target", "most"), [(4, 0.1, 76), (4, 0.05, 26), (4, 0.001, 4), (0, 0.05, 196)]
+    ("rows", "target", "most"), [(4, 0.1, 76), (4, 0.05, 26), (4, 0.001, 16), (0, 0.05, 196)]
 )
 def test_a_step_is_as_long_as_streams_may_wait(rows: int, target: float, most: int) -> None:
     part, _ = local_prompts(400, tokens_max=512, target=target)

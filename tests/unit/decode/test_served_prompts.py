@@ -335,6 +335,22 @@ def test_where_no_pass_fits_beside_streams_one_step_in_many_has_one_and_is_bound
     assert longest <= SPARSE_SECONDS * 0.011 + 0.004, "and a page more at most"
 
 
+def test_where_streams_miss_the_target_by_themselves_prompts_are_computed_beside_each_of_their_tokens() -> None:
+    bench = DecodeBench(pages=200, local_tokens_max=64, itl_target_seconds=0.009)
+    bench.device.seconds = one_millisecond_a_token  # a step is 10 ms
+    bench.send(serve("stream", prompt(9), max_new_tokens=240))
+    bench.turn(10)
+    bench.send(serve("other", prompt(100, 2), max_new_tokens=2, seed=2))
+    before = len(bench.device.batches)
+    bench.turn(40)
+    steps = bench.device.batches[before:]
+    beside = [at for at, batch in enumerate(steps) if batch.extend and batch.decode_slots]
+    assert beside
+    assert beside == list(range(beside[0], beside[-1] + 1))
+    assert sum(len(row.token_ids) for batch in steps for row in batch.extend) == 100
+    assert max(one_millisecond_a_token(steps[at]) for at in beside) <= SPARSE_SECONDS * 0.010 + 0.004
+
+
 def like_a_gpu(batch: ScheduleBatch) -> float:
     """Any pass reads the weights for 8 ms, and 160 tokens of prompts take as long."""
     tokens = sum(len(row.token_ids) for row in batch.extend)
