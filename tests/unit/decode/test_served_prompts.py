@@ -335,7 +335,7 @@ def test_where_no_pass_fits_beside_streams_one_step_in_many_has_one_and_is_bound
     assert longest <= SPARSE_SECONDS * 0.011 + 0.004, "and a page more at most"
 
 
-def test_where_streams_miss_the_target_by_themselves_prompts_are_computed_beside_each_of_their_tokens() -> None:
+def test_where_streams_miss_the_target_by_themselves_each_step_computes_some_of_a_prompt() -> None:
     bench = DecodeBench(pages=200, local_tokens_max=64, itl_target_seconds=0.009)
     bench.device.seconds = one_millisecond_a_token  # a step is 10 ms
     bench.send(serve("stream", prompt(9), max_new_tokens=240))
