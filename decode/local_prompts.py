@@ -26,9 +26,10 @@ from shared.scheduling.step_cost import ExtendRate, StepCost
 # How many times the target a step may take beside which nobody decodes: somebody may join meanwhile.
 ALONE = 4
 # Where rows that decode meet the target and no pass fits beside them, one in so many steps has one: of the tokens of a
-# stream 97 % come in time. Where they miss it by themselves each step has one. It may take so many times the target, or
-# the step without it.
+# stream 97 % come in time. It may take so many times the target.
 SPARSE_STEPS, SPARSE_SECONDS = 40, 2
+# Where they miss it by themselves each step has one, whose tokens take so many times what the rows take.
+LATE_SHARE = 1
 
 # Of the tokens of each step that cuts a request: saved for shorter ones behind it. As `short_share` of prefill workers.
 SHORT_SHARE = 0.25
@@ -241,8 +242,11 @@ class LocalPrompts:
 
     def _steps_each(self, decode_rows: int) -> int:
         """One in so many steps beside so many rows has a pass."""
-        meets_target = self.cost.decode_seconds(decode_rows) < self.itl_target_seconds
-        return SPARSE_STEPS if meets_target and not self._fits_each(decode_rows) else 1
+        return 1 if self._fits_each(decode_rows) or self._are_late(decode_rows) else SPARSE_STEPS
+
+    def _are_late(self, decode_rows: int) -> bool:
+        """Whether so many rows miss the target by themselves."""
+        return self.cost.decode_seconds(decode_rows) >= self.itl_target_seconds
 
     def _fits_each(self, decode_rows: int) -> bool:
         """Whether each step beside so many rows has time for a pass, however small."""
@@ -268,4 +272,7 @@ class LocalPrompts:
             return ALONE * self.itl_target_seconds
         if self._fits_each(decode_rows):
             return self.itl_target_seconds
-        return SPARSE_SECONDS * max(self.itl_target_seconds, self.cost.decode_seconds(decode_rows))
+        if self._are_late(decode_rows):
+            fixed = self.cost.extend.fixed if self.cost.extend is not None else 0.0
+            return fixed + (1 + LATE_SHARE) * self.cost.decode_seconds(decode_rows)
+        return SPARSE_SECONDS * self.itl_target_seconds
