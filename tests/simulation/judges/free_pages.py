@@ -20,7 +20,8 @@ class FreePagesJudge:
 
     def __init__(self, core: RouterCore):
         self._core = core
-        self._refused_at: dict[tuple[str, str], int] = {}  # by worker and tenant: the number of its load then
+        # By worker and tenant: the worker of that session, whose loads are counted anew in each, and the load's number
+        self._refused_at: dict[tuple[str, str], tuple[Worker, int]] = {}
 
     def received(self, peer: str, message: Message) -> None:
         """A message is about to be taken in."""
@@ -30,7 +31,7 @@ class FreePagesJudge:
         if live is None or worker is None or live.worker is not worker or live.attempt != message.attempt:
             return
         if live.state is RequestState.EXTENDING:
-            self._refused_at[peer, live.tenant.name] = worker.load_number
+            self._refused_at[peer, live.tenant.name] = worker, worker.load_number
 
     def prove_given(self, live: LiveRequest, worker: Worker) -> bool:
         """A prompt is about to be given to a decode worker; returns whether it needs what others may grow into."""
@@ -52,8 +53,8 @@ class FreePagesJudge:
         assert longest <= even, (
             f"{live.rid} grows to {longest} tokens, an even share of {worker.peer} is {even:.0f}"
         )
-        at = self._refused_at.get((worker.peer, live.tenant.name))
-        assert at is None or worker.load_number - at >= REFUSED_LOADS, (
+        session, at = self._refused_at.get((worker.peer, live.tenant.name), (None, 0))
+        assert session is not worker or worker.load_number - at >= REFUSED_LOADS, (
             f"{live.rid} is sent to {worker.peer}, which refused its tenant {worker.load_number - at} loads ago"
         )
         return True
