@@ -187,6 +187,7 @@ EXPECTED = [
     "path a fleet is divided into cells",
     "path a fetch in slices",
     "path a lost rank cannot be read",
+    "path a router has heard of a lost rank",
     "path a lease opened its own pages",
     "path a word was told to a thief",
     "path a word was told to an older reader",

@@ -224,3 +224,21 @@ def test_a_lost_rank_whose_memory_has_gone_makes_the_read_fail() -> None:
     pair.settle()
     assert isinstance(pair.events[0], FetchFailed)
     assert not any(pair.arrived)
+
+
+@pytest.mark.parametrize(
+    "mistake", ["", "the target of a fetch is free when rank 0's reads are proven to have ended"]
+)
+def test_a_fetch_of_several_ranks_that_was_given_up_ends_with_the_last_of_them(mistake: str) -> None:
+    pair = Pair(FabricFaults(page_seconds=0.4, unproven=1.0))
+    pair.holder.ranks = 4
+    with mutated(mistake):
+        pair.fetch()
+        pair.reader.abandon(1)
+        pair.advance(lambda: bool(pair.events))
+        assert pair.events == [FetchEnded(1)]
+        assert "bytes landed after the end of interest" in pair.counts
+        cells = [list(each) for each in pair.reader.pages.cells]
+        pair.settle()
+    assert pair.events == [FetchEnded(1)]
+    assert (pair.reader.pages.cells != cells) == bool(mistake), "nothing lands when all have ended"

@@ -9,6 +9,7 @@ import pytest
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode, PageGrant, ScheduleBatch, SlotJoin
 from shared.wire.sampling_params import SamplingParams
+from tests.simulation.mistakes.mutations import mutated
 from tests.simulation.oracle.device import OracleDevice, Pages, Speed
 from tests.simulation.oracle.model import expected_output
 from tests.simulation.world.timeline import Timeline, TimelineProcess
@@ -189,3 +190,21 @@ def test_the_history_before_a_join_matters_to_penalties() -> None:
     joined = SlotJoin(0, (5, 2, 7, 4), len(PROMPT), PARAMS, len(PROMPT), (), EXPECTED[0])
     run(device, ScheduleBatch(2, ForwardMode.PREBUILT, (joined,)))
     assert tuple(decode(device, 5)) != EXPECTED[1:]
+
+
+@pytest.mark.parametrize("mistake", ["", "retracted pages are free when rank 0 has copied them"])
+def test_a_copy_of_several_ranks_is_done_when_all_slices_are_there(mistake: str) -> None:
+    device = a_prefilled_device()
+    device.ranks = 4
+    with mutated(mistake):
+        device.start_backup(1, [5, 2, 7], [0, 1, 2])
+        done: list[int] = []
+        while not done and device.process.timeline.advance():
+            done = device.copies_done()
+        copied = [
+            device.host_pages.cells[to] == device.pages.cells[of] for to, of in ((0, 5), (1, 2), (2, 7))
+        ]
+        while device.process.timeline.advance():
+            done += device.copies_done()
+    assert done == [1], "it is told once"
+    assert all(copied) == (not mistake)

@@ -39,9 +39,14 @@ PLACES: dict[str, dict[str, str]] = {
         "the events of an agent that nobody polled": "_events",
         "the agent tells of a fetch": "_tell",
         "the reads of all ranks have ended": "_has_arrived",
+        "the reads of all ranks are proven to have ended": "_has_ended",
         "which slices a rank reads from another": "_slices_of",
     },
-    "tests.simulation.oracle.device.OracleDevice": {"a step writes a cell": "_append"},
+    "tests.simulation.oracle.device.OracleDevice": {
+        "a step writes a cell": "_append",
+        "the copies of all ranks are done": "_is_copied",
+    },
+    "tests.simulation.world.world.World": {"a worker that lost a rank ends": "_exit_without_rank"},
     "tests.simulation.oracle.device.Pages": {"the content of a page is copied": "copy"},
     # ---- workers: the loop and its requests ----
     "shared.scheduling.event_loop.EventLoop": {

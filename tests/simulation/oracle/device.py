@@ -3,6 +3,8 @@
     step   launch ───────────────────── completion: read the pages, write cells, sample
     copy   start ── page ─── page ─ page ─ done     each page moves at a time of its own, beside the steps
 
+Of several ranks each copies its slices at times of its own; the copy is done when the last one is.
+
 The rows of a MIXED step are executed in a drawn order: none may depend on another one.
 
 All effects of a step happen at its completion, not at its launch: a page that is given to somebody else in
@@ -119,11 +121,14 @@ class OracleDevice:
     on_copied: Action  # wakes the worker
     constraints: Constraints = field(default_factory=lambda: Constraints(None, VOCAB_SIZE))
     token_masks: TokenMasks = field(default_factory=TokenMasks)
+    ranks: int = 1
+    followers: random.Random = field(default_factory=lambda: random.Random(0))  # how late further ranks copy
     launched: int = 0
     settled: int = 0
     _completed: int = 0
     _busy_until: float = 0.0
-    _copying_until: float = 0.0
+    _copying_until: list[float] = field(default_factory=lambda: [0.0 for _ in ALL_SLICES])  # by rank
+    _copying: dict[int, set[int]] = field(default_factory=dict)  # by copy: the ranks that are not done
     _slots: dict[int, Slot] = field(default_factory=dict)
     _steps: deque[Step] = field(default_factory=deque)  # launched, not yet waited for
     _copied: list[int] = field(default_factory=list)
@@ -182,18 +187,31 @@ class OracleDevice:
     def _start_copy(
         self, copy_id: int, source: Pages, sources: tuple[int, ...], target: Pages, targets: tuple[int, ...]
     ) -> None:
-        begin = max(self._copying_until, self.process.now)
-        self._copying_until = begin + self.speed.copied_page * (1 + len(sources))
-        for source_page, page in zip(sources, targets, strict=True):
-            self.process.at(
-                self.rng.uniform(begin, self._copying_until),
-                lambda page=page, source_page=source_page: target.copy(page, source, source_page),  # type: ignore[misc]
-            )
-        self.process.at(self._copying_until, lambda: self._end_copy(copy_id))
+        self._copying[copy_id] = set(range(self.ranks))
+        count = len(ALL_SLICES)
+        for rank in range(self.ranks):
+            rng = self.followers if rank else self.rng
+            slices = ALL_SLICES[rank * count // self.ranks : (rank + 1) * count // self.ranks]
+            begin = max(self._copying_until[rank], self.process.now)
+            pace = self.followers.uniform(0.5, 4) if rank else 1.0
+            end = begin + pace * self.speed.copied_page * (1 + len(sources))
+            self._copying_until[rank] = end
+            for pages in zip(targets, sources, strict=True):
+                copy = partial(target.copy, pages[0], source, pages[1], slices)
+                self.process.at(rng.uniform(begin, end), copy)
+            self.process.at(end, partial(self._end_copy, copy_id, rank))
 
-    def _end_copy(self, copy_id: int) -> None:
-        self._copied.append(copy_id)
-        self.on_copied()
+    def _end_copy(self, copy_id: int, rank: int) -> None:
+        copying = self._copying.get(copy_id, set())
+        copying.discard(rank)
+        if copy_id in self._copying and self._is_copied(copying):
+            del self._copying[copy_id]
+            self._copied.append(copy_id)
+            self.on_copied()
+
+    def _is_copied(self, copying: set[int]) -> bool:
+        """Whether a copy is done that these ranks have yet to do."""
+        return not copying
 
     def _complete(self, number: int) -> None:
         """Carry out all steps up to `number` that are not carried out yet."""

@@ -456,6 +456,22 @@ def ranks(scenario: SimulationScenario) -> SimulationScenario:
     return scenario.sized(prefill_ranks=rng.choice((1, 2, 4)), decode_ranks=rng.choice((1, 2, 4)))
 
 
+def retracting_ranks(scenario: SimulationScenario) -> SimulationScenario:
+    """In half of the worlds whose decode workers have several ranks, little memory makes them copy pages often."""
+    rng, sizes = scenario.random("retracting ranks"), scenario.sizes
+    if sizes.decode_ranks == 1 or rng.random() > 0.5:
+        return scenario
+    alone = CONTEXT_LEN // sizes.page_size  # pages of the largest request
+    speed = replace(scenario.speed, copied_page=rng.choice((0.004, 0.02)))
+    return replace(scenario, speed=speed).sized(
+        decode_pages=int(alone * rng.uniform(1, 1.3)),
+        host_pages=3 * alone,
+        small_pages=0,
+        decode_slots=rng.randint(8, 16),
+        init_new_token_ratio=0.0,
+    )
+
+
 lost_ranks = _strike(
     "lost ranks",
     0.5,
@@ -492,6 +508,7 @@ VARIATIONS: tuple[Variation, ...] = (
     router_drains,
     hangs,
     ranks,
+    retracting_ranks,
     lost_ranks,
     forgetful,
     nonsense,

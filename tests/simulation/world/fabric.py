@@ -10,7 +10,8 @@ Half of the worlds read by the TLS transport: there a holder is asked, and answe
 either version of a reader. NIXL asks nobody.
 
 A frozen holder leaves its readers waiting; a dead one makes them fail, some bytes later; a restarted one is another
-agent, which no reader finds under the old name. A reader that gave up gets `FetchEnded` only when it is true.
+agent, which no reader finds under the old name. A reader that gave up gets `FetchEnded` only when it is true: of
+several ranks each ends at a time of its own, and the last one counts.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class Read:
     begun_at: float
     word_asked: bool = False
     given_up: bool = False  # failed or abandoned: bytes may land, only `FetchEnded` follows
-    ended: bool = False  # nothing lands any more
+    ended: bool = False  # nothing lands any more, or so the reader is told
+    unproven: set[int] = field(default_factory=set)  # the parts that may land though it was given up
 
 
 @dataclass(slots=True)
@@ -83,6 +85,9 @@ class Fabric:
     slices: random.Random = field(
         default_factory=lambda: random.Random(0)
     )  # when those of further ranks are read
+    endings: random.Random = field(
+        default_factory=lambda: random.Random(0)
+    )  # when each of several ranks ends
     agents: dict[str, Agent] = field(default_factory=dict)
 
     def lose_rank(self, agent: str) -> None:
@@ -211,7 +216,7 @@ class Agent:
 
     def _read_page(self, read: Read, page: int, target: int, part: int) -> None:
         def copy(holder: Agent) -> None:
-            if read.ended:
+            if not self._may_land(read, part):
                 return
             if read.given_up:
                 self.fabric.count("bytes landed after the end of interest")
@@ -227,7 +232,7 @@ class Agent:
             if self._has_arrived(read) and not read.given_up and not read.word_asked:
                 self._read_word_later(read)
 
-        if not read.ended:
+        if self._may_land(read, part):
             self._with_holder(read, copy)
 
     def _copy_part(self, holder: Agent, page: int, target: int, slices: range) -> None:
@@ -239,6 +244,9 @@ class Agent:
     def _slices_of(self, part: int, parts: int) -> range:
         count = len(ALL_SLICES)
         return ALL_SLICES[part * count // parts : (part + 1) * count // parts]
+
+    def _may_land(self, read: Read, part: int) -> bool:
+        return part in read.unproven or not (read.given_up or read.ended)
 
     def _has_arrived(self, read: Read) -> bool:
         """Whether the reads of all ranks have ended."""
@@ -299,18 +307,35 @@ class Agent:
     def _end_some_day(self, read: Read) -> None:
         """Until then the remaining pages land when their time comes, or not at all."""
         rng, faults = self.fabric.rng, self.fabric.faults
+        parts = list(range(len(read.pending)))
+        read.unproven = set(parts)
+        last = parts.pop(self.fabric.endings.randrange(len(parts)))
+        seconds = 2.0
         if rng.random() < faults.endless:
             self.fabric.count("fetch endless")
             self.endless_pages += read.into
             del self._reads[read.fetch_id]
         else:
             late = rng.random() < faults.unproven
-            self.process.after(rng.uniform(0.1, 2.0) if late else 0.001, lambda: self._end(read))
+            seconds = rng.uniform(0.1, 2.0) if late else 0.001
+            self.process.after(seconds, lambda: self._end(read, last))
+        for part in parts:
+            sooner = self.fabric.endings.uniform(0, seconds)
+            self.process.after(sooner, lambda part=part: self._end(read, part))  # type: ignore[misc]
 
-    def _end(self, read: Read) -> None:
-        self._forget(read)
+    def _end(self, read: Read, part: int) -> None:
+        """Nothing of this part lands any more."""
+        read.unproven.remove(part)
+        if read.ended or not self._has_ended(read):
+            return
+        read.ended = True
+        self._reads.pop(read.fetch_id, None)
         self.fabric.count("fetch ended late")
         self._tell(FetchEnded(read.fetch_id))
+
+    def _has_ended(self, read: Read) -> bool:
+        """Whether the reads of all ranks are proven to have ended, of a fetch that was given up."""
+        return not read.unproven
 
     def _forget(self, read: Read) -> None:
         read.ended = True

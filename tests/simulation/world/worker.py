@@ -99,6 +99,8 @@ class SimulatedWorker:
             rng=world.rng,
             on_copied=self.wake,
             constraints=Constraints(grammars, VOCAB_SIZE, self.budget),
+            ranks=self._ranks(sizes),
+            followers=scenario.random(f"copies of the ranks of {uid} {epoch}"),
         )
         self.gate = GrammarGate(self, grammars)
         self.agent = self._make_agent(world, uid, epoch)

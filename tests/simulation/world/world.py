@@ -22,6 +22,7 @@ from tests.simulation.adversaries.lies import Lie, Lies
 from tests.simulation.adversaries.nonsense import RefusedNonsense, unsound_command
 from tests.simulation.adversaries.thief import Thief
 from tests.simulation.judges.groups import prove_prompts_are_computed_once
+from tests.simulation.judges.lost_ranks import prove_unlinked_soon
 from tests.simulation.judges.prompts import JudgedPrefill
 from tests.simulation.judges.tenancy import TenantWitness, prove_caches_are_apart
 from tests.simulation.scenarios.faults import (
@@ -86,6 +87,7 @@ class World:
             self.count,
             scenario.random("renewals"),
             scenario.random("slices"),
+            scenario.random("endings"),
         )
         self.thief = Thief(self.fabric, scenario.random("thief"), self.count)
         self.workers: dict[str, SimulatedWorker] = {}
@@ -384,11 +386,15 @@ class World:
             return
         self.count(f"fault {fault.kind}")
         worker.hang()
-        for link in self.network.links_of(worker.process):
-            link.loop_hangs()
+        prove_unlinked_soon(self.network, worker)
         if fault.choice % 2:
             self.count("path a lost rank cannot be read")
             self.fabric.lose_rank(worker.agent.holder.agent)
+        self._exit_without_rank(worker, fault)
+
+    def _exit_without_rank(self, worker: SimulatedWorker, fault: Fault) -> None:
+        for link in self.network.links_of(worker.process):
+            link.loop_hangs()
 
         def gone() -> None:
             if worker.process.alive:
