@@ -114,9 +114,14 @@ class FreePlaces:
             yield from self._open_to_prompt(live)
 
     def _may_wait_for_turn(self, live: LiveRequest) -> bool:
-        """Whether a decode worker has room for its prompt and may have it sooner, and the time for that is not over."""
+        """Whether a decode worker has room for its prompt and may have it sooner, and the time for that is not over.
+
+        Nobody is woken when that worker has no room any more: then it waits on as long as it was worth it.
+        """
         latest = (live.state_since + live.wait_until) / 2  # half of the time that it has left
-        return self._now - CHANGED_SECONDS < latest and any(self.whole_with_room(live, at_most=True)[0])
+        if self._now - CHANGED_SECONDS >= latest:
+            return False
+        return self._now < live.worth_at < inf or any(self.whole_with_room(live, at_most=True)[0])
 
     def _open_to_prompt(self, live: LiveRequest) -> Iterator[Worker]:
         """Prefill workers that would take the request."""
