@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 from collections import Counter
@@ -52,8 +53,14 @@ def run_seed(seed: int, mutation: str = "", show: Callable[[str], None] | None =
 
 def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
     """Live through many seeds; results come in the order of the seeds."""
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, _keep_what_is_imported) as pool:
         yield from pool.imap(run_seed, seeds, chunksize=10)
+
+
+def _keep_what_is_imported() -> None:
+    """The garbage collector looks at none of it while worlds come and go."""
+    gc.collect()
+    gc.freeze()
 
 
 def seeds_until_caught(mutation: str, seeds_max: int) -> Run | None:
