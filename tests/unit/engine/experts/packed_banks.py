@@ -12,8 +12,10 @@ from torch import Tensor
 from shared.engine.cuda.kernels.packed_experts import MANY_SOURCE, SOURCE, PackedKernels
 from shared.engine.model.experts import ExpertRows
 from shared.engine.quantized.packed_matrices import PackedFormat, PackedMatrices
-from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host, with_headers
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host, expanded, with_headers
 from tests.unit.engine.quantized.mxfp4_models import packed
+
+SOURCES = (SOURCE, MANY_SOURCE)
 
 
 def mxfp4_matrices(experts: int, outputs: int, inputs: int) -> PackedMatrices:
@@ -89,12 +91,23 @@ def weights_of(matrices: PackedMatrices) -> Tensor:
     return torch.stack(each)
 
 
-def host_kernels(folder: Path, right: str = "", wrong: str = "") -> PackedKernels:
-    """Both sources, run on this CPU; with one text in place of another, if they are given."""
-    sources = [SOURCE, MANY_SOURCE]
-    if right:
-        sources = [with_headers(source, folder, right, wrong) for source in sources]
-    return PackedKernels(*(HostLaunch(compile_for_host(source, folder), threads=64) for source in sources))
+def host_kernels(folder: Path, right: str = "", wrong: str = "", known: Path | None = None) -> PackedKernels:
+    """Both sources, run on this CPU; with one text in place of another, if they are given.
+
+    `known` has the libraries of the sources as they are: what the change does not reach is not compiled again.
+    """
+    return PackedKernels(
+        *(HostLaunch(_library(source, folder, right, wrong, known), threads=64) for source in SOURCES)
+    )
+
+
+def _library(source: Path, folder: Path, right: str, wrong: str, known: Path | None) -> Path:
+    if not right:
+        return compile_for_host(source, folder)
+    changed = with_headers(source, folder, right, wrong)
+    if known is not None and expanded(changed) == expanded(source):
+        return known / f"{source.stem}.so"
+    return compile_for_host(changed, folder)
 
 
 def assert_exact(kernels: PackedKernels, matrices: PackedMatrices, width: int, *, many: bool = False) -> None:

@@ -25,9 +25,14 @@ def skip_without_compiler() -> None:
 
 def kernels_of(source: Path) -> list[str]:
     """The names of a source's kernels."""
+    return _KERNEL.findall(expanded(source))
+
+
+def expanded(source: Path) -> str:
+    """The text of a source with what it includes, as a compiler sees it."""
     skip_without_compiler()
     expand = ["g++", "-E", "-P", "-x", "c++", str(source)]
-    return _KERNEL.findall(subprocess.run(expand, check=True, capture_output=True, text=True).stdout)
+    return subprocess.run(expand, check=True, capture_output=True, text=True).stdout
 
 
 def waits(kernel: str) -> str:

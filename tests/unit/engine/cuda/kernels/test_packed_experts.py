@@ -31,8 +31,13 @@ SHAPES = ((32, 8), (96, 40), (128, 32), (1184, 33))
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> PackedKernels:
-    return host_kernels(tmp_path_factory.mktemp("packed_experts"))
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed_experts")
+
+
+@pytest.fixture(scope="module")
+def kernels(libraries: Path) -> PackedKernels:
+    return host_kernels(libraries)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -181,12 +186,15 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_the_source_is_seen(mistake: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("kernels")
+def test_a_mistake_in_the_source_is_seen(mistake: str, libraries: Path, tmp_path: Path) -> None:
     right, wrong = MISTAKES[mistake]
     texts = [each.read_text() for each in (SOURCE, MANY_SOURCE, SOURCE.with_name("packed_formats.cuh"))]
     assert any(right in text for text in texts)
     with pytest.raises(AssertionError):
-        _assert_all_sums(host_kernels(tmp_path, right, wrong), many_first=mistake.startswith("many: "))
+        _assert_all_sums(
+            host_kernels(tmp_path, right, wrong, libraries), many_first=mistake.startswith("many: ")
+        )
 
 
 def _assert_all_sums(kernels: PackedKernels, *, many_first: bool = False) -> None:
