@@ -12,7 +12,6 @@ ends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import socket
@@ -393,11 +392,15 @@ class TlsListener:
 def _listen(address: str, ports: range) -> socket.socket:
     """A listening socket at the first free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    met: Exception | None = None
     for port in ports:
-        with contextlib.suppress(OSError, OverflowError):  # taken, or above 65535
+        try:
             listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
-            listener.setblocking(False)
-            return listener
+        except (OSError, OverflowError) as error:  # taken, or above 65535
+            met = error
+            continue
+        listener.setblocking(False)
+        return listener
     raise TransferError(
-        f"no port of {ports.start}-{ports.stop - 1} is free on {address} for KV pages: widen --kv-ports"
-    )
+        f"no port of {ports.start}-{ports.stop - 1} is free on {address} for KV pages ({met}): widen --kv-ports"
+    ) from met
