@@ -26,6 +26,7 @@ WORKER, DECODE_CONFIG, PROCESS = (
 )
 
 GRAMMARS = "tests/unit/grammars/test_grammar_bounds.py"
+SLICES = f"{UNIT}/engine/parallel/test_slices.py"
 LINK_BOUNDS = (
     # strangers
     Bound(
@@ -384,7 +385,7 @@ KV_BOUNDS = (
         "RANKS_MAX",
         "the fetch is refused in a sentence, and the router tries another worker",
         "16 GPUs of a worker that is read",
-        f"{UNIT}/transfer/test_slices.py::test_a_holder_with_unsound_ranks_is_refused_in_a_sentence[too many ranks]",
+        f"{SLICES}::test_a_holder_with_unsound_ranks_is_refused_in_a_sentence[too many ranks]",
         place="shared.transfer.memory",
     ),
     Bound(

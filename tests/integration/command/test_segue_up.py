@@ -21,7 +21,7 @@ from shared.local.children import GRACE_SECONDS
 from tests.integration.deployments.aggregated import AGGREGATED
 from tests.integration.deployments.deployment import RoleConfigs, segue_up
 from tests.integration.deployments.running import Running, ended_within
-from tests.unit.model_cache.fetching import files_of_a_model
+from tests.integration.model_cache.fetching import files_of_a_model
 from tests.waiting import soon
 
 TINY = {"kvPages": 64, "maxRunningRequests": 4}

@@ -12,7 +12,7 @@ import pytest
 from shared.model_cache.folder import ModelFolder
 from shared.model_cache.lock import Lock
 from shared.model_cache.users_container import claim
-from tests.unit.model_cache.fetching import begin, end, files_of_a_model
+from tests.integration.model_cache.fetching import begin, end, files_of_a_model
 from tests.waiting import until
 
 

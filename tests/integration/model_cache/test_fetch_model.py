@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import COMMIT, HubServer, Repository
-from tests.integration.routers.service_account import write_service_account
-from tests.unit.engine.checkpoint.tiny_gguf import write_tiny_gguf
-from tests.unit.model_cache.fetching import (
+from tests.integration.model_cache.fetching import (
     MODEL,
     WEIGHTS_BYTES,
     assert_whole,
@@ -26,6 +24,8 @@ from tests.unit.model_cache.fetching import (
     files_of_a_model,
     hub_of,
 )
+from tests.integration.routers.service_account import write_service_account
+from tests.unit.engine.checkpoint.tiny_gguf import write_tiny_gguf
 from tests.waiting import until
 
 SLOW = 12e6  # bytes a second: two seconds for the weights
