@@ -186,8 +186,21 @@ def test_silent_connections_keep_nobody_out(pages: AskedPages) -> None:
         assert silent[0].recv(1) == b""
 
 
-def test_with_few_descriptors_fewer_silent_connections_are_kept(admin: AdminPort) -> None:
-    with ExitStack() as stack:
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """As of a process that may open a thousand."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_with_few_descriptors_fewer_silent_connections_are_kept(
+    pages: AskedPages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shared.process.admin_port.SILENT_SECONDS_MAX", 3600)
+    with closing(AdminPort("127.0.0.1", 0, pages.answer)) as admin, ExitStack() as stack:
         silent = [stack.enter_context(connect(admin)) for _ in range(SILENT_MAX // 2)]
         assert get(admin, "/here") == (200, b"/here")
         assert silent[0].recv(1) == b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,9 +67,14 @@ class ReadAnswer:
     calls: list[tuple[str, str]]
 
 
+@cache
+def reader_of(tools: str, reasoning: str) -> AnswerFormatReader:
+    """Reader of a format: one makes the parsers of all answers, as in a router."""
+    return AnswerFormatReader(joined(tools, reasoning))
+
+
 def parser_of(read: FormatFixtures, answer: WrittenAnswer) -> AnswerParser:
-    reader = AnswerFormatReader(joined(read.tools, read.reasoning))
-    parser = reader.parser(calls=read.tools != "none", prefix=answer.prefix, tools=answer.tools)
+    parser = reader_of(read.tools, read.reasoning).parser(calls=read.tools != "none", prefix=answer.prefix, tools=answer.tools)
     assert parser is not None
     return parser
 
