@@ -82,9 +82,9 @@ PYTEST := OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m
 check: setup
 	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
 
-# What loads an engine or a package index is left to `make test`: each process would import torch.
+# What loads an engine or a package index is left to `make test`: no process here imports torch.
 quick-tests: setup
-	$(PYTEST) --numprocesses 6 tests/tidy tests/unit \
+	$(PYTEST) --numprocesses 6 -p tests.without_torch tests/tidy tests/unit \
 	  --ignore tests/tidy/test_router_without_torch.py --ignore tests/tidy/test_models_page.py \
 	  --ignore tests/unit/engine --ignore tests/unit/worker --ignore tests/unit/benchmarks $(ARGS)
 

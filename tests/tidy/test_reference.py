@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 
+import pytest
+
 from tests.tidy.reference import COUNTERS, PAGE, declared_gauges, names, page
 from tests.tidy.source_files import source_files
 
 
+@pytest.mark.torch
 def test_the_reference_is_fresh() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: make docs"
 

@@ -193,6 +193,7 @@ def test_a_hub_that_never_answers_is_left_within_fifteen_seconds(hub: str) -> No
     assert monotonic() - began_at < 15
 
 
+@pytest.mark.torch
 def test_a_conversion_runs_no_module_of_the_folder_that_it_is_called_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

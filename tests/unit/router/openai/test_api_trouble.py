@@ -140,7 +140,7 @@ def test_a_time_limit_of_the_request_is_a_504(model_folder: Path) -> None:
 
 def test_more_than_the_queue_holds_gets_429_and_no_request_hangs(model_folder: Path) -> None:
     with RunningRouter(
-        model_folder, max_queued_requests=10, ready_max=1, waiting_seconds_max=0.2, request_seconds_max=1.0
+        model_folder, max_queued_requests=10, ready_max=1, waiting_seconds_max=0.2, request_seconds_max=2.0
     ) as router:
         router.workers.script = Script(silent=True)
         limits = httpx2.Limits(max_connections=60)

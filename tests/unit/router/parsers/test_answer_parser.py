@@ -74,7 +74,9 @@ def reader_of(tools: str, reasoning: str) -> AnswerFormatReader:
 
 
 def parser_of(read: FormatFixtures, answer: WrittenAnswer) -> AnswerParser:
-    parser = reader_of(read.tools, read.reasoning).parser(calls=read.tools != "none", prefix=answer.prefix, tools=answer.tools)
+    parser = reader_of(read.tools, read.reasoning).parser(
+        calls=read.tools != "none", prefix=answer.prefix, tools=answer.tools
+    )
     assert parser is not None
     return parser
 
