@@ -69,6 +69,11 @@ class WorkerDrain:
         """Exit at once."""
         self._at_once = True
 
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether the next decision is to exit, whatever is left."""
+        return self._at_once
+
     def decide(self, now: float, facts: DrainFacts) -> DrainDecision:
         """What to do before the next turn of the loop; asked before every turn until it says EXIT."""
         if self._at_once:  # whoever asked for that knows that what runs is cut

@@ -6,6 +6,7 @@ itself, and its KV format is its own: no router pairs it, and a stream that has 
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,6 +73,12 @@ def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[F
         group.remove_meeting()
         raise
     group.close()
+
+
+def forget_meeting(followers: Followers | None) -> None:
+    """Remove the folder where ranks met, if there are any, at an end that `running` does not see."""
+    if followers is not None:
+        shutil.rmtree(followers.meeting, ignore_errors=True)
 
 
 def _end(group: RankGroup, role: Role, lost: LostRank) -> None:

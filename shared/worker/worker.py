@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ from shared.transfer.memory import HOST_ACCESS, PageMemory
 from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Hello, Role
-from shared.worker import ranks
+from shared.worker import ranks, signals
 from shared.worker.grammar_gate import GrammarGate
 from shared.worker.worker_config import WorkerConfig
 
@@ -112,7 +111,7 @@ def _run(
     )
     hello = _hello(config, role, uid, epoch, engine, kv_format)
     drain = WorkerDrain(config.drain_seconds)
-    _listen_to_signals(drain)
+    signals.listen(drain, partial(ranks.forget_meeting, engine_of[1]))
     links = WorkerLinks(
         config.host, config.links_port, keys, hello, _link_settings(config), write_note=_write_note
     )
@@ -161,12 +160,6 @@ def _hello(config: WorkerConfig, role: Role, uid: str, epoch: int, engine: Engin
         eos_token_ids=tuple(sorted(engine.eos_token_ids)),
         features=tuple(sorted(engine.features)),
     )
-
-
-def _listen_to_signals(drain: WorkerDrain) -> None:
-    """From now on SIGTERM drains the process. Before, it just ends it, because the worker holds nothing yet."""
-    signal.signal(signal.SIGTERM, lambda *_: drain.sigterm(monotonic()))
-    signal.signal(signal.SIGINT, lambda *_: drain.sigint())
 
 
 def _write_note(note: Note) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from shared.worker.signals import END_SECONDS
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
 from tests.integration.deployments.observing import busy_worker
 from tests.integration.deployments.running import Running, ended_within
@@ -120,22 +121,31 @@ def test_streams_go_on_elsewhere_while_a_follower_is_frozen(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "beside a frozen rank"])
 def test_a_second_sigterm_ends_a_worker_of_ranks_at_once(
-    two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
+    frozen: bool, two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
 ) -> None:
-    """It cuts what still runs there, which goes on elsewhere; nobody takes the end of its ranks for a loss."""
+    """It cuts what still runs there, which goes on elsewhere; nobody takes the end of its ranks for a loss.
+
+    In a sum with a frozen rank its loop stands still, and asks no more whether it may exit.
+    """
+    until(two_of_two.all_linked, 300, "all workers' readiness")
     said = len(two_of_two.command.read_lines())
 
     def end(victim: RunningProcess) -> None:
         pids = [victim.pid, *followers_of(victim.pid)]
+        if frozen:
+            os.kill(pids[1], signal.SIGSTOP)
         os.kill(victim.pid, signal.SIGTERM)
         # One that comes before Python has seen the last is the same one.
-        until(lambda: ended_within(pids[:1], 0) or signalled(victim.pid), soon(1), "its end")
+        seconds = soon(1) + (END_SECONDS if frozen else 0)
+        until(lambda: ended_within(pids[:1], 0) or signalled(victim.pid), seconds, "its end")
         assert ended_within(pids, soon(1))
 
     assert disturbed(two_of_two, prompts_of(model)[:STREAMS], end) == undisturbed
     lines = two_of_two.command.read_lines()[said:]
-    assert [line for line in lines if "worker.ended_with_work" in line], "it had streams when it ended"
+    event = "worker.ended_in_step" if frozen else "worker.ended_with_work"
+    assert [line for line in lines if event in line], "it had streams when it ended"
     assert not [line for line in lines if "rank.lost" in line]
 
 
