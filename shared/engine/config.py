@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 ModelImpl = Literal["auto", "segue", "transformers"]
+KVLayoutChoice = Literal["auto", "page-major-1", "head-major-1"]
 
 
 @dataclass(frozen=True)
@@ -47,5 +48,6 @@ class EngineConfig:
     # How it computes.
     dtype: str = "auto"  # of the weights: `checkpoint.dtypes`
     kv_cache_dtype: str = "auto"  # the same
+    kv_layout: KVLayoutChoice = "auto"  # of pages: `checkpoint.kv_cache`; only on cuda
     threads: int = 1  # `cpu.cpu_engine`, and `cuda.platform` on cuda-on-cpu
     deterministic: bool = False  # no token depends on the batch: `cuda.platform`; on a CPU none ever does

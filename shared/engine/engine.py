@@ -91,6 +91,10 @@ def load(
     asked = _asked_impl(config)
     if config.device == "cpu":  # before anything is read, and kernels are compiled
         dtypes_on_cpu(config.dtype, config.kv_cache_dtype, blocks=False)
+        if config.kv_layout != "auto":
+            raise ConfigError(
+                f"kv_layout {config.kv_layout} is one of cuda, and this device is cpu: leave it at auto"
+            )
     shape, impl = _read_shape(folder, config, asked)
     job = LoadJob(folder, config, shape, on_progress, on_logits, followers)
     kernels = _kernels(job, impl)

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from shared.engine.config import ModelImpl
+from shared.engine.config import KVLayoutChoice, ModelImpl
 from shared.kv.radix_cache import EvictionPolicy
 from shared.process.process_config import ProcessConfig
 from shared.process.settings import Count, Fraction, Port, PositiveInt, Seconds
@@ -29,7 +29,7 @@ class WorkerConfig(ProcessConfig):
     """Settings of every worker."""
 
     groups: ClassVar[Mapping[str, str]] = {
-        "model": "model served_model_name context_len model_impl dtype kv_cache_dtype",
+        "model": "model served_model_name context_len model_impl dtype kv_cache_dtype kv_layout",
         "device and memory": "device tensor_parallel_size threads memory_bytes device_memory_share deterministic "
         "page_size kv_pages max_total_tokens max_running_requests",
         "network": "links_port kv_transport kv_ports kv_interface kv_devices kv_allow_unauthenticated_tcp",
@@ -76,8 +76,8 @@ class WorkerConfig(ProcessConfig):
     tensor_parallel_size: PositiveInt = Field(
         default=1,
         le=16,
-        description="GPUs that compute the model together, each by a process of its own. More than 1 only for decode "
-        "workers that compute prompts themselves, on cuda, where it has not run yet, or cuda-on-cpu.",
+        description="GPUs that compute the model together, each by a process of its own. More than 1 only on cuda, "
+        "where it has not run yet, or cuda-on-cpu.",
     )
     model_impl: ModelImpl = Field(
         default="auto",
@@ -95,6 +95,12 @@ class WorkerConfig(ProcessConfig):
         default="auto",
         description="Type of the KV cache. auto on cpu is float16 for a model of 4- or 8-bit blocks, else float32. "
         "On cuda it is the type of the weights, or fp8_e4m3: half of the memory, and less exact.",
+    )
+    kv_layout: KVLayoutChoice = Field(
+        default="auto",
+        description="How KV pages lie on cuda. head-major-1 has all of a head in a row, so that workers of any "
+        "tensor_parallel_size read each other's pages: give it to all workers if one has more than 1. auto is "
+        "page-major-1 for a worker of one GPU, else head-major-1.",
     )
     kernels: Literal["auto", "avx512", "avx2", "plain", "torch"] = Field(
         default="auto",

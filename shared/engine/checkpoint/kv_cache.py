@@ -1,10 +1,12 @@
 """The paged KV cache: one contiguous allocation that a transfer agent can register as a whole.
 
-    [page, layer, K|V, kv_head, page_size · head_dim]
+    [page, layer, K|V, kv_head, page_size · head_dim]      page-major-1, page-major-2
+    [page, kv_head, layer, K|V, page_size · head_dim]      head-major-1
 
 One page is one span of bytes that holds `page_size` tokens of all layers: the unit of transfer and of host backup.
-Values lie as [page_size, head_dim]. Keys lie so as well in the layout of GPUs (`page-major-1`); for the kernels of CPUs
-they lie transposed (`page-major-2`): a query's scores for 16 tokens are then sums of whole vectors.
+Values lie as [page_size, head_dim]. Keys lie so as well in the layouts of GPUs; for the kernels of CPUs they lie
+transposed (`page-major-2`): a query's scores for 16 tokens are then sums of whole vectors. In `head-major-1` all that a
+page has of a head lies in a row, a *slice*: workers of any number of GPUs read each other's slices.
 Which request owns a page is not known here: see `shared/kv/page_pool.py`.
 """
 
@@ -22,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shared.primitives.errors import StartError
+from shared.primitives.errors import ConfigError, StartError
 
 _PAD_BYTES = 64  # kernels read whole vectors, even at the last value of the last page
 INVALID_PAGE = 2**31 - 1  # pads page tables: an index error if ever read, where -1 would read the last page
@@ -45,10 +47,29 @@ class CacheShape(Protocol):
 
 
 class KVLayout(Enum):
-    """How the keys of a page lie."""
+    """How a page lies."""
 
-    KEYS_BY_TOKEN = "page-major-1"  # [page_size, head_dim]
-    KEYS_BY_DIMENSION = "page-major-2"  # [head_dim, page_size]
+    KEYS_BY_TOKEN = "page-major-1"  # keys [page_size, head_dim]
+    KEYS_BY_DIMENSION = "page-major-2"  # keys [head_dim, page_size]
+    HEADS_APART = "head-major-1"  # keys [page_size, head_dim], of one head in a row
+
+    @property
+    def of_gpus(self) -> bool:
+        """Whether it is one of the CUDA engine's."""
+        return self is not KVLayout.KEYS_BY_DIMENSION
+
+
+def layout_on_cuda(choice: str, ranks: int) -> KVLayout:
+    """The layout that `kv_layout` chooses for a worker of so many ranks. Raises `ConfigError` if it cannot be had."""
+    if choice == "auto":
+        return KVLayout.KEYS_BY_TOKEN if ranks == 1 else KVLayout.HEADS_APART
+    layout = KVLayout(choice)
+    if ranks > 1 and layout is not KVLayout.HEADS_APART:
+        raise ConfigError(
+            f"kv_layout {choice} keeps the heads of a page together, and {ranks} GPUs part them: set kv_layout to "
+            f"{KVLayout.HEADS_APART.value}, for all workers that read each other's pages"
+        )
+    return layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +101,10 @@ class KVCache:
         self.known_pages = pages.known
         self.layout = layout
         self._head_dim = config.head_dim
+        self.kv_heads = config.kv_heads
         shape = (config.layers, 2, config.kv_heads, page_size * config.head_dim)
+        if layout is KVLayout.HEADS_APART:
+            shape = (config.kv_heads, config.layers, 2, page_size * config.head_dim)
         self.store = _zeros((pages.pool + pages.known + pages.padding, *shape), dtype, device)
         self.host = _host_zeros((pages.host, *shape), dtype, device)
 
@@ -101,25 +125,30 @@ class KVCache:
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each a view [pages, kv_heads, page_size, head_dim]."""
-        kv_heads, by_token = self.store.shape[3], (self.page_size, self._head_dim)
+        if self.layout.of_gpus:
+            keys, values = self.paged_layer(layer).unbind(1)
+            return keys, values
+        by_token = (self.page_size, self._head_dim)
         keys, values = self.store[:, layer, 0], self.store[:, layer, 1]
-        values = values.view(-1, kv_heads, *by_token)
-        if self.layout is KVLayout.KEYS_BY_TOKEN:
-            return keys.view(-1, kv_heads, *by_token), values
-        return keys.view(-1, kv_heads, *by_token[::-1]).transpose(-1, -2), values
+        by_dimension = keys.view(-1, self.kv_heads, *by_token[::-1])
+        return by_dimension.transpose(-1, -2), values.view(-1, self.kv_heads, *by_token)
 
     def paged_layer(self, layer: int) -> Tensor:
         """Keys and values of a layer as FlashInfer takes them: a view [pages, 2, kv_heads, page_size, head_dim].
 
         Strides are given, not derived: where a dimension has size 1, kernels would read an arbitrary one.
         """
-        assert self.layout is KVLayout.KEYS_BY_TOKEN
-        pages, layers, _, kv_heads, inner = self.store.shape
-        part, kind = kv_heads * inner, layers * 2 * kv_heads * inner
+        assert self.layout.of_gpus
+        inner = self.page_size * self._head_dim
+        page = self.store[0].numel()
+        if self.layout is KVLayout.HEADS_APART:
+            kind, head = inner, page // self.kv_heads
+        else:
+            kind, head = self.kv_heads * inner, inner
         return self.store.as_strided(
-            (pages, 2, kv_heads, self.page_size, self._head_dim),
-            (kind, part, inner, self._head_dim, 1),
-            layer * 2 * part,
+            (len(self.store), 2, self.kv_heads, self.page_size, self._head_dim),
+            (page, kind, head, self._head_dim, 1),
+            layer * 2 * kind,
         )
 
     def backup(self, pages: Sequence[int], host_pages: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from shared.engine.checkpoint.dtypes import Dtypes, dtypes_on_cuda, preferred_dtype
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
+from shared.engine.checkpoint.kv_cache import KVCache, PageCounts, layout_on_cuda
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.engine_parts import Capacity, EngineParts
@@ -59,12 +59,13 @@ def assemble_parts(
     room = room_for(own, dtypes, config, platform.memory, platform.collectives)
     if platform.collectives.share.ranks > 1:
         require_same_bits(platform.collectives, platform.device, dtypes.weights)
+    layout = layout_on_cuda(config.kv_layout, platform.ops.share.ranks)
     cache = KVCache(
         own,
         PageCounts(room.pages, room.host_pages, known=1, padding=1),
         page_size=config.page_size,
         dtype=dtypes.kv,
-        layout=KVLayout.KEYS_BY_TOKEN,
+        layout=layout,
         device=str(platform.device),
     )
     with torch.inference_mode():

@@ -39,6 +39,7 @@ def test_every_setting_of_an_engine_reaches_it() -> None:
         "kernels_folder": "/kernels",
         "dtype": "float16",
         "kv_cache_dtype": "bfloat16",
+        "kv_layout": "head-major-1",
         "threads": 3,
         "deterministic": True,
     }

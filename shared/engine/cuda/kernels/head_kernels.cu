@@ -57,13 +57,14 @@ __device__ static inline void keep(T x, Float8& cell) { narrow(wide(x), cell); }
 // q [rows, heads, 32 COUNT], k and v [rows, kv_heads, 32 COUNT], each row `stride` values behind the one before; q is
 // overwritten. q_norm and k_norm [32 COUNT] or null; cos_sin float32 [positions, rotary_dim] or null. positions and
 // requests int32 [rows]; kv_indptr and kv_indices as in PagedBatch. cells: a layer's keys of the first page, in a type of
-// their own; its values lie behind them, and the next page `page_stride` values further.
+// their own; its values, the next head and the next page lie `kind_stride`, `head_stride` and `page_stride` further.
 template <class T, class Cell, int COUNT>
 __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_stride, const T* v, i64 v_stride, int rows,
                                           int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,
                                           const float* cos_sin, int rotary_dim, const int* positions,
                                           const int* requests, const int* kv_indptr, const int* kv_indices,
-                                          int page_size, Cell* cells, i64 page_stride) {
+                                          int page_size, Cell* cells, i64 page_stride, i64 kind_stride,
+                                          i64 head_stride) {
   const int lane = threadIdx.x % 32, warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   let_next_begin();
   const int of_row = heads + 2 * kv_heads, row = warp / of_row, head = warp % of_row;
@@ -83,8 +84,8 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
   Cell* target = cells;
   if (!is_query) {
     const i64 page = kv_indices[kv_indptr[requests[row]] + position / page_size];
-    const int place = kv_head * page_size + position % page_size + (is_key ? 0 : kv_heads * page_size);
-    target = cells + page * page_stride + place * (32 * COUNT);
+    const i64 of_head = kv_head * head_stride + (is_key ? 0 : kind_stride);
+    target = cells + page * page_stride + of_head + (position % page_size) * (32 * COUNT);
   }
   if (is_query || is_key) {
     Rotation<COUNT> rotation = {};
@@ -109,10 +110,10 @@ __device__ static inline void write_heads(T* q, i64 q_stride, const T* k, i64 k_
                                   int heads, int kv_heads, const T* q_norm, const T* k_norm, float epsilon,           \
                                   const float* cos_sin, int rotary_dim, const int* positions, const int* requests,    \
                                   const int* kv_indptr, const int* kv_indices, int page_size, CELL* cells,            \
-                                  i64 page_stride) {                                                                  \
+                                  i64 page_stride, i64 kind_stride, i64 head_stride) {                                \
     write_heads<T, CELL, HEAD_DIM / 32>(q, q_stride, k, k_stride, v, v_stride, rows, heads, kv_heads, q_norm, k_norm, \
                                         epsilon, cos_sin, rotary_dim, positions, requests, kv_indptr, kv_indices,     \
-                                        page_size, cells, page_stride);                                               \
+                                        page_size, cells, page_stride, kind_stride, head_stride);                     \
   }
 
 WRITE_HEADS(write_heads_bfloat16_64, BFloat16, BFloat16, 64)

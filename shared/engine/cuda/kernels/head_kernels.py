@@ -58,6 +58,6 @@ class CudaHeadWriter:
             batch.kv_indices,
             ctypes.c_int(cells.shape[3]),
             cells,
-            ctypes.c_longlong(cells.stride(0)),
+            *(ctypes.c_longlong(cells.stride(each)) for each in range(3)),
         )
         return q

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.engine.attention.flashinfer import AttentionKernels, FlashInferAttention
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.attention.protocol import HeadWriter, PagedBatch
-from shared.engine.checkpoint.kv_cache import KVCache
+from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.kernels.head_kernels import SOURCE, CudaHeadWriter
 from shared.engine.model.torch_ops import TorchOps
@@ -29,6 +29,7 @@ from tests.unit.engine.tiny_models import GPU_FAMILIES, VOCAB_SIZE, tiny_model
 HEADS, KV_HEADS, PAGE_SIZE, CONTEXT = 3, 2, 4, 50
 LENS = ((5, 12), (1, 1), (3, 50))  # rows, and tokens in the cache
 DTYPES = (torch.bfloat16, torch.float16)
+LAYOUTS = (KVLayout.KEYS_BY_TOKEN, KVLayout.HEADS_APART)
 TRANSFORMS = {
     "norm and rotation": (True, 1.0),
     "rotation": (False, 1.0),
@@ -40,6 +41,12 @@ TRANSFORMS = {
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> CudaHeadWriter:
     return CudaHeadWriter(HostLaunch(compile_for_host(SOURCE, tmp_path_factory.mktemp("heads"))))
+
+
+class _Shape(NamedTuple):
+    layers: int
+    kv_heads: int
+    head_dim: int
 
 
 def batch_of() -> PagedBatch:
@@ -61,11 +68,20 @@ def written(
     transform: HeadTransform,
     batch: PagedBatch,
     kept: torch.dtype | None = None,
+    layout: KVLayout = KVLayout.KEYS_BY_TOKEN,
 ) -> tuple[Tensor, Tensor]:
-    """Queries to attend with, and all pages; heads and pages lie as in a layer's step."""
-    store = torch.zeros(40, 3, 2, KV_HEADS, PAGE_SIZE, qkv.shape[2], dtype=kept or qkv.dtype)
+    """Queries to attend with, and all pages [pages, layers, 2, heads, page_size, head_dim]; as in a layer's step."""
+    head_dim = qkv.shape[2]
+    cache = KVCache(
+        _Shape(3, KV_HEADS, head_dim),
+        PageCounts(40),
+        page_size=PAGE_SIZE,
+        dtype=kept or qkv.dtype,
+        layout=layout,
+    )
     q, k, v = torch.split(qkv.clone(), [HEADS, KV_HEADS, KV_HEADS], dim=1)
-    return writer.write(q, k, v, transform, batch, store[:, 1]), store
+    queries = writer.write(q, k, v, transform, batch, cache.paged_layer(1))
+    return queries, torch.stack([cache.paged_layer(layer) for layer in range(3)], dim=1)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -83,6 +99,17 @@ def test_the_kernel_writes_and_returns_what_torch_does(
         torch.testing.assert_close(found, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-2)
         assert (found != wanted).float().mean() < 0.01
         assert transform.q_norm is not None or torch.equal(found, wanted)
+
+
+def test_heads_that_lie_apart_are_written_where_they_are(kernel: CudaHeadWriter) -> None:
+    """The layout of workers with several GPUs: the same numbers at other places, and no other layer touched."""
+    torch.manual_seed(3)
+    batch, transform = batch_of(), transform_of(64, torch.bfloat16, *TRANSFORMS["norm and rotation"])
+    qkv = torch.randn(len(batch.positions), HEADS + 2 * KV_HEADS, 64).bfloat16()
+    together, apart = (written(kernel, qkv, transform, batch, layout=layout) for layout in LAYOUTS)
+    assert all(map(torch.equal, together, apart))
+    assert apart[1][:, 1].any()
+    assert not apart[1][:, [0, 2]].any()
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), list(product((64, 128, 256), DTYPES)), ids=str)
