@@ -39,7 +39,7 @@ next turn. So a healthy fetch may take long. It is late only when its *peer* has
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -178,6 +178,8 @@ class FetchLimits:
     fetch_seconds_max: float  # from one read that is DONE to the next, not for the whole of a fetch
     quarantine_seconds: float
     read_batch_bytes: int = 8 * 2**20  # of one read of pages: a few milliseconds of copying
+    # The same of other ranks, which copy on threads of their own: each read of theirs is a command to them.
+    rank_batch_bytes: int = 64 * 2**20
     # Stop posting once this much time was spent since the last poll; the batch in hand is still posted.
     post_seconds: float = 0.004
 
@@ -285,14 +287,22 @@ class Fetches:
     def _read_batches(
         self, parts: Sequence[SlicePart], sources: Sequence[int], into: Sequence[int]
     ) -> list[_Batch]:
-        """All parts of some pages, then those of the next ones: so all ranks read at the same time."""
-        largest = max(part.size_bytes for part in parts)
-        count = max(1, min(SPANS_MAX, self._limits.read_batch_bytes // largest))
-        return [
-            _Batch(part, sources[start : start + count], into[start : start + count])
-            for start in reversed(range(0, len(into), count))
-            for part in reversed(parts)
-        ]
+        """All parts of some pages, then those of the next ones: so all ranks read at the same time.
+
+        Other ranks' come first, and in larger reads: they copy while rank 0 goes on.
+        """
+        batches = [batch for part in parts for batch in self._batches_of(part, sources, into)]
+        return [batch for _, batch in sorted(batches, key=lambda each: each[0], reverse=True)]
+
+    def _batches_of(
+        self, part: SlicePart, sources: Sequence[int], into: Sequence[int]
+    ) -> Iterator[tuple[tuple[int, int, int], _Batch]]:
+        """The batches of a part, each with its place among those of all parts."""
+        most = self._limits.rank_batch_bytes if part.rank else self._limits.read_batch_bytes
+        count = max(1, min(SPANS_MAX, most // part.size_bytes))
+        for start in range(0, len(into), count):
+            batch = _Batch(part, sources[start : start + count], into[start : start + count])
+            yield (start, -part.rank, part.source), batch
 
     def _read_known_page(self, fetch: _Fetch) -> None:
         """Read it into the first target page: nothing else uses that page before the fetch has ended."""
@@ -382,6 +392,8 @@ class Fetches:
         if ReadState.FAILED in states.values():
             fetch.broken = True
             self._give_up(fetch, ReadEvent.READ_FAILED)
+        elif ReadState.REFUSED in states.values() and fetch.state is not FetchState.GIVEN_UP:
+            self._not_posted(fetch, f"another rank of this worker cannot read {fetch.holder.name}")
         elif not fetch.reads:
             self._reads_done(fetch)
         elif fetch.state is not FetchState.GIVEN_UP and self._late(fetch):

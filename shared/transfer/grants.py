@@ -36,7 +36,7 @@ class Verdict(Enum):
     BEYOND = "beyond"  # pages that are not the lease's
 
 
-class _Grant:
+class Grant:
     """The pages of one lease."""
 
     __slots__ = ("_pages", "_runs", "disclosed", "nonce")
@@ -73,7 +73,7 @@ class Grants:
     """The leases of one worker, as its readers see them. Implements `LeaseWords`."""
 
     def __init__(self, leases: int, new_nonce: Callable[[], int] = new_nonce):
-        self._grants: list[_Grant | None] = [None] * leases
+        self._grants: list[Grant | None] = [None] * leases
         self._new_nonce = new_nonce
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Grants:
         """Open the pages under a nonce of the caller's."""
         assert nonce != 0, "0 is the word of no lease"
         assert self._grants[lease] is None, f"lease {lease} is in use"
-        self._grants[lease] = _Grant(nonce, pages)
+        self._grants[lease] = Grant(nonce, pages)
 
     def clear(self, lease: int) -> None:
         """See `LeaseWords`."""
@@ -101,8 +101,12 @@ class Grants:
 
     def read(self, lease: int) -> int:
         """The lease's word: its nonce while it lives, else 0. Not for readers."""
-        grant = self._grants[lease]
+        grant = self.grant(lease)
         return grant.nonce if grant else 0
+
+    def grant(self, lease: int) -> Grant | None:
+        """The lease if it lives."""
+        return self._grants[lease]
 
     def holds(self, shown: Shown, lease: int, nonce: int) -> bool:
         """Whether the lease lives under this nonce, for this connection."""
@@ -117,7 +121,7 @@ class Grants:
 
     def tell(self, shown: Shown, lease: int) -> int:
         """The word, for a connection of the release before; 0 if there is no lease, or its word was told to another."""
-        grant = self._grants[lease]
+        grant = self.grant(lease)
         if grant is None:
             return 0
         if shown.get(lease) != grant.nonce:
@@ -126,8 +130,8 @@ class Grants:
             grant.disclosed = True
         return grant.nonce
 
-    def _find(self, shown: Shown, lease: int, nonce: int) -> _Grant | None:
-        grant = self._grants[lease]
+    def _find(self, shown: Shown, lease: int, nonce: int) -> Grant | None:
+        grant = self.grant(lease)
         if grant is None or grant.nonce != nonce:
             return None
         if shown.get(lease) != nonce:

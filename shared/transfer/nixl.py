@@ -27,8 +27,8 @@ import msgspec
 from shared.primitives.errors import TransferError
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.offer import describe_holder
 from shared.transfer.reader import PEERS_MAX, NotPostedError, ReadState, Span, word_span
-from shared.transfer.transfer import describe_holder
 from shared.transfer.ucx import TransportLog, configure_ucx
 from shared.wire.baton import Baton, Holder, HolderIdentity
 

@@ -25,10 +25,11 @@ class ReadState(Enum):
     DONE = "done"
     GONE = "gone"  # has ended, as DONE; bytes were left out, for the lease had ended
     WRONG = "wrong"  # has ended, as DONE; the peer's known page came with other bytes
+    REFUSED = "refused"  # has ended, as DONE: another rank found that it could not be posted
     FAILED = "failed"  # no proof that nothing lands any more
 
 
-ENDED = (ReadState.DONE, ReadState.GONE, ReadState.WRONG)
+ENDED = (ReadState.DONE, ReadState.GONE, ReadState.WRONG, ReadState.REFUSED)
 
 
 class NotPostedError(Exception):

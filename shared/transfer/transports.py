@@ -22,9 +22,9 @@ from shared.links.keys import LinkKeys
 from shared.primitives.errors import ConfigError, TransferError
 from shared.transfer.grants import Grants
 from shared.transfer.memory import PageMemory
+from shared.transfer.offer import Offer
 from shared.transfer.protocol import KvTransport
 from shared.transfer.tls.transport import TlsOffer
-from shared.transfer.transfer import Offer
 from shared.transfer.ucx import LOOPBACK
 
 RDMA_DEVICES = Path("/sys/class/infiniband")

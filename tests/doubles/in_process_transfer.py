@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from shared.transfer.counters import KvCounters
 from shared.transfer.memory import PageMemory, WordTable
+from shared.transfer.offer import describe_holder
 from shared.transfer.reader import NotPostedError, ReadState, Span, word_span
-from shared.transfer.transfer import describe_holder
 from shared.wire.baton import Baton, Holder
 
 
@@ -35,6 +35,7 @@ class InProcessFabric:
 
     members: dict[str, _Member] = field(default_factory=dict)
     copy: Callable[[Span], None] = _move_memory  # by address
+    unreachable: set[str] = field(default_factory=set)  # no new read of these agents can be posted
 
     def join(self, agent: str) -> None:
         """A worker comes up; its name has never been used before."""
@@ -103,7 +104,7 @@ class InProcessReader:
         self._reads.clear()
 
     def _post(self, holder: Holder, read: _Read) -> int:
-        if holder.agent not in self._fabric.members:
+        if holder.agent not in self._fabric.members or holder.agent in self._fabric.unreachable:
             raise NotPostedError(f"{holder.name} cannot be read: it is gone")
         self._posted += 1
         self._reads[self._posted] = read

@@ -28,6 +28,7 @@ from shared.primitives.errors import InvariantError
 Words = NDArray[np.int32]
 
 BUFFERS = 8
+COMMAND_BYTES_MAX = 128 << 10  # about KV: pages of a read, and a holder with 64 KiB of metadata
 _HEADER = struct.Struct("=5q")  # number, kind, name, words of operations, words of staging
 _HEADER_WORDS = _HEADER.size // 4
 
@@ -39,6 +40,7 @@ class OrderKind(IntEnum):
     BACKUP = 2  # pages, then as many host pages
     RESTORE = 3  # the same pages, the other way
     END = 4
+    KV = 5  # a command about KV in the words, of so many bytes: `shared.transfer.ranks.commands`; its name is the rank
 
 
 class Operation(IntEnum):
@@ -139,6 +141,23 @@ class OrderRing:
 def words_for(capacity: int, buffers: int = BUFFERS) -> int:
     """Words of memory for a ring whose buffers hold so many each."""
     return buffers * (_HEADER_WORDS + capacity)
+
+
+def capacity_for(words: int) -> int:
+    """Words that a buffer must hold where a step has so many at most: commands about KV lie there as well."""
+    return max(words, 1 + -(-COMMAND_BYTES_MAX // 4))
+
+
+def command_words(command: bytes) -> tuple[Words, Words]:
+    """A command about KV as operations and words of an order."""
+    padded = command + bytes(-len(command) % 4)
+    return np.array([len(command)], dtype=np.int32), np.frombuffer(padded, dtype=np.int32)
+
+
+def command_of(order: Order) -> bytes:
+    """The command of an order, copied out of the ring."""
+    (size,) = order.operations
+    return order.words.tobytes()[: int(size)]
 
 
 class OrderWriter:

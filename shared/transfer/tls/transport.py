@@ -22,6 +22,7 @@ from shared.links.keys import LinkKeys
 from shared.transfer.counters import KvCounters
 from shared.transfer.grants import Grants
 from shared.transfer.memory import HOST_ACCESS, WORD_BYTES, PageAccess, PageMemory, WordTable
+from shared.transfer.offer import describe_holder
 from shared.transfer.reader import ENDED, PEERS_MAX, SPANS_MAX, NotPostedError, ReadState, Span
 from shared.transfer.tls.channel import PORTION_BYTES, FrameKind, TlsChannel, cut
 from shared.transfer.tls.keys import Handshake, TlsError, Version, make_contexts
@@ -37,7 +38,6 @@ from shared.transfer.tls.protocol import (
     encode_request,
 )
 from shared.transfer.tls.server import REFUSAL_BYTES_MAX, TlsHolder, set_timeouts
-from shared.transfer.transfer import describe_holder
 from shared.wire.baton import Baton, Holder, HolderIdentity
 
 log = structlog.get_logger(__name__)

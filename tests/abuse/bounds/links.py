@@ -389,6 +389,13 @@ KV_BOUNDS = (
         place="shared.transfer.memory",
     ),
     Bound(
+        "ANSWER_SECONDS_MAX",
+        "the worker ends, and says which rank did not answer",
+        "30 s for the reader of another rank of this worker, or its end",
+        f"{UNIT}/transfer/test_told_rank.py::test_a_rank_that_does_not_answer_ends_the_worker",
+        place="shared.transfer.ranks.told_rank",
+    ),
+    Bound(
         "FETCHES_PER_SLOT",
         "the request is refused, and the router tries another worker",
         "four fetches for each of `--max-running-requests`",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shared.transfer.offer import describe_rank
 from shared.transfer.protocol import KvTransport
-from shared.transfer.transfer import describe_rank
 from shared.wire.baton import Holder
 from tests.fetcher_contract import PageBuffer
 from tests.integration.transfer.holder_processes import HolderProcess, epochs

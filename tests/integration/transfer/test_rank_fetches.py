@@ -12,8 +12,8 @@ import pytest
 
 from shared.transfer.grants import Grants
 from shared.transfer.memory import PageMemory
+from shared.transfer.offer import Offer
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchFailed, FetchLanded, FetchStale, KvTransport
-from shared.transfer.transfer import Offer
 from shared.transfer.transports import open_offer
 from shared.wire.baton import Baton
 from tests.fetcher_contract import KV_FORMAT, LEASES, PATIENCE_SECONDS, Clock

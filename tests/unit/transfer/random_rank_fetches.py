@@ -19,7 +19,13 @@ from shared.wire.baton import Baton
 from tests.doubles.in_process_transfer import InProcessFabric
 from tests.fetcher_contract import KV_FORMAT, LEASES, Clock
 from tests.unit.transfer.cut_pages import Bytes, Cut
-from tests.unit.transfer.ranked_pages import RankedBuffer, RankedWorker, in_process, ranked_worker
+from tests.unit.transfer.ranked_pages import (
+    RankedBuffer,
+    RankedWorker,
+    ServedRanks,
+    in_process,
+    ranked_worker,
+)
 
 HEADS, SLICE_BYTES = 4, 24
 POOL, PAGES_MOST = 40, 4
@@ -81,10 +87,13 @@ class RandomRankFetches:
         self.rng = random.Random(f"{seed} rank fetches")
         self.counts: Counter[str] = Counter()
         self.clears_late = clears_late
+        self.turns = self.rng.choice(
+            ((0, 1, 1, 2, 4), (0, 0, 0, 0, 0, 1))
+        )  # of a told rank, between two polls
         self._bytes = np.random.default_rng(seed)
         self.fabric, self.clock = InProcessFabric(), Clock()
         ranks = (1, 2, 4)
-        self.reader = self._worker("d", self.rng.choice(ranks))
+        self.reader = self._worker("d", self.rng.choice(ranks), told=self.rng.random() < 0.5)
         self.holders = [LeasedPages(self._worker(uid, self.rng.choice(ranks))) for uid in "pq"]
         self.free = list(range(POOL))
         self.under_way: dict[int, RandomFetch] = {}
@@ -103,8 +112,9 @@ class RandomRankFetches:
                     self._abandon,
                     self._kill,
                     self._age,
+                    self._cut_off,
                 ),
-                (5, 12, 2, 3, 3, 1, 0.05, 0.7),
+                (5, 12, 2, 3, 3, 1, 0.05, 0.7, 0.3),
             )[0]()
         for holder in self.holders:
             for agent in sorted(holder.frozen):
@@ -120,9 +130,9 @@ class RandomRankFetches:
 
     # ---- what is done ----
 
-    def _worker(self, uid: str, ranks: int) -> RankedWorker:
+    def _worker(self, uid: str, ranks: int, *, told: bool = False) -> RankedWorker:
         cut = Cut(HEADS, ranks, SLICE_BYTES)
-        return ranked_worker(cut, self.clock, in_process(self.fabric, uid), POOL)
+        return ranked_worker(cut, self.clock, in_process(self.fabric, uid), POOL, told=told)
 
     def _content(self) -> Bytes:
         return self._bytes.integers(0, 256, (HEADS, SLICE_BYTES), dtype=np.uint8)
@@ -201,9 +211,28 @@ class RandomRankFetches:
     def _age(self) -> None:
         self.clock.now += 6.0
 
+    def _cut_off(self) -> None:
+        """New reads of one rank are refused for a few polls; those under way go on."""
+        agent = self.rng.choice(self.rng.choice(self.holders).agents)
+        self.fabric.unreachable.add(agent)
+        for _ in range(3):
+            self._begin()
+            self._poll()
+        self.fabric.unreachable.discard(agent)
+        self.counts["ranks cut off"] += 1
+
     def _poll(self) -> None:
+        if self.reader.served:
+            self._serve(self.reader.served)
         for event in self.reader.transfer.poll():
             self._take(event)
+
+    def _serve(self, ranks: ServedRanks) -> None:
+        """Ranks in processes of their own have turns of theirs: some none, some several."""
+        for service in ranks.services:
+            for _ in range(self.rng.choice(self.turns)):
+                service.turn(0)
+                self.counts["turns of told ranks"] += 1
 
     # ---- what comes of it ----
 

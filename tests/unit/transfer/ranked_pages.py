@@ -7,8 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from shared.links.keys import KeyPair, LinkKeys
 from shared.transfer.memory import PageMemory, PageSlices
-from shared.transfer.transfer import Offer, RankHere, Transfer
+from shared.transfer.offer import Offer
+from shared.transfer.ranks.commands import OfferPages, TablePlace
+from shared.transfer.ranks.service import RankService
+from shared.transfer.ranks.told_rank import ToldRank
+from shared.transfer.transfer import FurtherRank, RankHere, Transfer
+from shared.transfer.transports import KvNetwork
 from shared.wire.baton import Baton, Holder
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.fetcher_contract import (
@@ -81,6 +87,7 @@ class RankedWorker:
     buffer: RankedBuffer
     transfer: Transfer
     offers: list[Offer]
+    served: ServedRanks | None = None  # the further ranks, if they are told
 
     def baton(self, pages: Sequence[int], lease: int = 3, nonce: int = 77) -> Baton:
         return Baton("r", 1, self.transfer.holder, KV_FORMAT, lease, nonce, 1, 1, tuple(pages))
@@ -89,14 +96,64 @@ class RankedWorker:
 MakeOffer = Callable[[PageMemory, int, Offer | None], Offer]  # of a rank; the offer is rank 0's, for others
 
 
-def ranked_worker(cut: Cut, clock: Callable[[], float], make: MakeOffer, pages: int = PAGES) -> RankedWorker:
+def ranked_worker(
+    cut: Cut, clock: Callable[[], float], make: MakeOffer, pages: int = PAGES, *, told: bool = False
+) -> RankedWorker:
     buffer = RankedBuffer(cut, pages)
     memories = [each.memory for each in buffer.ranks]
     lead = make(memories[0], 0, None)
     offers = [lead, *(make(memory, rank, lead) for rank, memory in enumerate(memories) if rank)]
-    ranks = [RankHere(offer, memory) for offer, memory in zip(offers[1:], memories[1:], strict=True)]
+    served = ServedRanks(memories[1:], offers[1:]) if told else None
+    ranks: Sequence[FurtherRank] = (
+        served.told()
+        if served
+        else [RankHere(offer, memory) for offer, memory in zip(offers[1:], memories[1:], strict=True)]
+    )
     transfer = Transfer(lead, memories[0], KV_FORMAT, limits=LIMITS, clock=clock, ranks=ranks)
-    return RankedWorker(buffer, transfer, offers)
+    return RankedWorker(buffer, transfer, offers, served)
+
+
+class ServedRanks:
+    """The further ranks of a worker as if in processes: what is told lies there until they have a turn.
+
+    Implements `RankPort`.
+    """
+
+    command_bytes_max = 1 << 20
+
+    def __init__(self, memories: Sequence[PageMemory], offers: Sequence[Offer]):
+        """Those of ranks 1, 2 …"""
+        self._reported: list[list[bytes]] = [[] for _ in memories]
+        self.services = [
+            RankService(memory, lambda _, __, offer=offer: offer, reported.append)  # type: ignore[misc]
+            for memory, offer, reported in zip(memories, offers, self._reported, strict=True)
+        ]
+
+    def tell(self, rank: int, command: bytes) -> None:
+        self.services[rank - 1].tell(command)
+
+    def reports(self, rank: int) -> list[bytes]:
+        reported = self._reported[rank - 1]
+        found = list(reported)
+        reported.clear()
+        return found
+
+    def wait(self, rank: int, seconds: float) -> None:
+        del seconds
+        self.services[rank - 1].turn(0)
+
+    def told(self) -> list[ToldRank]:
+        """These ranks as rank 0 knows them, which have offered their pages."""
+        ranks = [ToldRank(self, number) for number in range(1, len(self.services) + 1)]
+        for each in ranks:
+            each.ask_offer(offer_command())
+        return ranks
+
+
+def offer_command() -> OfferPages:
+    """As rank 0 tells it; what is offered here is made beforehand."""
+    network, keys = KvNetwork("nixl", "lo", "1-2"), LinkKeys(KeyPair(b"", b""), (), (), b"", b"")
+    return OfferPages("a test", 0, network, keys, TablePlace(0, 0, 0))
 
 
 def in_process(fabric: InProcessFabric, uid: str) -> MakeOffer:

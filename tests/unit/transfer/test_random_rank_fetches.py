@@ -6,12 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from shared.transfer import fetches, slices
 from shared.transfer.fetches import Fetches
 from shared.transfer.protocol import FetchFailed
-from shared.transfer.rank_reader import ReadHandle, WorkerReader
+from shared.transfer.rank_reader import RankReader, ReadHandle, WorkerReader
+from shared.transfer.ranks.commands import CloseReader, ReadEnded
+from shared.transfer.ranks.service import RankService
+from shared.transfer.ranks.told_rank import ToldRank
 from shared.transfer.reader import ENDED, ReadState
 from shared.transfer.slices import SlicePart
 from shared.wire.baton import Baton, Holder
@@ -28,7 +32,16 @@ def test_every_page_that_has_landed_is_the_one_that_was_leased() -> None:
         run = RandomRankFetches(seed)
         run.run()
         counts += run.counts
-    for what in ("FetchLanded", "FetchStale", "FetchFailed", "FetchEnded", "ranks frozen", "holders lost"):
+    for what in (
+        "FetchLanded",
+        "FetchStale",
+        "FetchFailed",
+        "FetchEnded",
+        "ranks frozen",
+        "holders lost",
+        "ranks cut off",
+        "turns of told ranks",
+    ):
         assert counts[what] >= 5, f"{what} is rare: {counts}"
     assert counts["FetchLanded"] >= 5 * SEEDS
 
@@ -107,8 +120,9 @@ def fence_of_the_own_rank(patch: pytest.MonkeyPatch) -> None:
 
     def close(self: WorkerReader) -> None:
         for rank in self._ranks[1:]:
-            reader: Any = rank
-            kept.extend((reader, handle) for handle in reader._reader._reads)
+            if isinstance(rank, RankReader):  # one that is told has turns of its own
+                reader: Any = rank
+                kept.extend((reader, handle) for handle in reader._reader._reads)
         self._own.close()
 
     def poll_and_move(self: Fetches) -> Any:
@@ -129,6 +143,38 @@ def slices_of_another_head(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(fetches, "parts_of", parts_of)
 
 
+def end_told_when_posted(patch: pytest.MonkeyPatch) -> None:
+    """A rank reports that a read is done when it has posted it; its bytes come later."""
+    post = RankService._post
+
+    def post_and_report(self: RankService, told: Any) -> None:
+        post(self, told)
+        if (told.generation, told.read) in self._reads:
+            self._report(ReadEnded(told.generation, told.read, ReadState.DONE))
+
+    patch.setattr(RankService, "_post", post_and_report)
+
+
+def fence_without_an_answer(patch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells a rank to close its reader, and does not wait until it has."""
+
+    def close(self: ToldRank, generation: int) -> None:
+        self.tell(CloseReader(generation))
+
+    patch.setattr(ToldRank, "close_reader", close)
+
+
+def refused_read_is_done(patch: pytest.MonkeyPatch) -> None:
+    """A read that a rank could not post counts as one that is done."""
+    note = ToldRank._note_end
+
+    def note_done(self: ToldRank, report: ReadEnded) -> None:
+        done = report.state is ReadState.REFUSED
+        note(self, msgspec.structs.replace(report, state=ReadState.DONE) if done else report)
+
+    patch.setattr(ToldRank, "_note_end", note_done)
+
+
 def no_patch(_: pytest.MonkeyPatch) -> None:
     """The mistake is the holder's."""
 
@@ -139,6 +185,9 @@ MISTAKES: dict[str, Plant] = {
     "targets are free though a rank's read was never proven to have ended": ended_without_proof,
     "the fence is of rank 0 alone": fence_of_the_own_rank,
     "slices are put at the wrong head": slices_of_another_head,
+    "a told rank says done when it has posted": end_told_when_posted,
+    "the fence waits for no told rank": fence_without_an_answer,
+    "a read that a told rank could not post is done": refused_read_is_done,
     "the word is cleared after the pages are filled anew": no_patch,
 }
 

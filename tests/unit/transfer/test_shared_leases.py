@@ -1,0 +1,85 @@
+"""Leases that rank 0 writes to shared memory, as another rank sees them."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from shared.transfer.grants import Shown, Verdict
+from shared.transfer.ranks.shared_leases import SeenGrants, SharedLeases, WrittenGrants
+
+LEASES, PAGES_MAX = 5, 12
+
+
+@pytest.fixture
+def memory() -> memoryview:
+    return memoryview(mmap.mmap(-1, SharedLeases.bytes_for(LEASES, PAGES_MAX)))
+
+
+@pytest.fixture
+def written(memory: memoryview) -> WrittenGrants:
+    return WrittenGrants(SharedLeases(memory, LEASES, PAGES_MAX))
+
+
+@pytest.fixture
+def seen(memory: memoryview) -> SeenGrants:
+    """Its own map of the memory, as in another process."""
+    return SeenGrants(SharedLeases(memory, LEASES, PAGES_MAX))
+
+
+def test_a_lease_is_open_at_the_other_rank_at_once_and_ends_there_at_once(
+    written: WrittenGrants, seen: SeenGrants
+) -> None:
+    shown: Shown = {}
+    assert seen.pages(shown, 3, 77, [range(4, 5)]) is Verdict.GONE
+    nonce = written.open(3, (4, 9, 5))
+    assert written.read(3) == seen.read(3) == nonce
+    assert seen.pages(shown, 3, nonce, [range(4, 6), range(9, 10)]) is Verdict.GIVEN
+    assert seen.pages(shown, 3, nonce, [range(4, 7)]) is Verdict.BEYOND
+    assert seen.pages({}, 3, nonce + 1, [range(4, 5)]) is Verdict.GONE
+    written.clear(3)
+    assert not seen.holds(shown, 3, nonce)
+    assert seen.read(3) == 0
+
+
+def test_a_lease_that_is_given_again_opens_its_new_pages_alone(
+    written: WrittenGrants, seen: SeenGrants
+) -> None:
+    first = written.open(0, tuple(range(PAGES_MAX)))
+    assert seen.holds({}, 0, first)
+    written.clear(0)
+    second = written.open(0, (7,))
+    assert seen.pages({}, 0, second, [range(7, 8)]) is Verdict.GIVEN
+    assert seen.pages({}, 0, second, [range(6, 8)]) is Verdict.BEYOND
+    assert not seen.holds({}, 0, first)
+
+
+def test_two_leases_never_share_a_word(written: WrittenGrants) -> None:
+    written.open(1, (2,))
+    with pytest.raises(AssertionError, match="lease 1 is in use"):
+        written.open(1, (3,))
+
+
+@pytest.mark.parametrize("meanwhile", ["before", "after"])
+def test_pages_that_are_read_while_their_lease_is_given_again_are_nobodys(
+    meanwhile: str, memory: memoryview, written: WrittenGrants
+) -> None:
+    """Rank 0 goes on while another rank looks: pages must be those of the word that it has seen."""
+    table = SharedLeases(memory, LEASES, PAGES_MAX)
+    again: list[int] = []
+
+    class Overtaken(SharedLeases):
+        def pages(self, lease: int) -> list[int]:
+            found = super().pages(lease)
+            if not again:
+                written.clear(lease)
+                again.append(written.open(lease, (7, 8)))
+            return super().pages(lease) if meanwhile == "before" else found
+
+    first = written.open(2, (4, 5))
+    seen = SeenGrants(Overtaken(memory, LEASES, PAGES_MAX))
+    assert seen.pages({}, 2, first, [range(4, 5)]) is Verdict.GONE
+    assert table.word(2) == again[0]
+    assert seen.pages({}, 2, again[0], [range(7, 9)]) is Verdict.GIVEN
+    assert seen.pages({}, 2, again[0], [range(4, 5)]) is Verdict.BEYOND

@@ -1,0 +1,137 @@
+"""A rank in another process, as rank 0 knows it: what it answers, what it refuses, and that it does not answer."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shared.primitives.errors import RankError, StartError, TransferError
+from shared.transfer.memory import PageMemory
+from shared.transfer.offer import Offer
+from shared.transfer.ranks import told_rank
+from shared.transfer.ranks.commands import OfferPages
+from shared.transfer.ranks.service import RankService
+from shared.transfer.ranks.told_rank import ToldReader
+from shared.transfer.reader import NotPostedError, ReadState
+from shared.transfer.slices import parts_of
+from shared.wire.baton import Baton
+from tests.doubles.in_process_transfer import InProcessFabric
+from tests.fetcher_contract import Clock
+from tests.unit.transfer.ranked_pages import (
+    RankedWorker,
+    ServedRanks,
+    cut_of,
+    in_process,
+    offer_command,
+    ranked_worker,
+)
+
+
+@pytest.fixture
+def fabric() -> InProcessFabric:
+    return InProcessFabric()
+
+
+@pytest.fixture
+def worker(fabric: InProcessFabric) -> RankedWorker:
+    """A worker of two ranks, the second of which is told."""
+    return ranked_worker(cut_of(2), Clock(), in_process(fabric, "own"), told=True)
+
+
+@pytest.fixture
+def served(worker: RankedWorker) -> ServedRanks:
+    assert worker.served is not None
+    return worker.served
+
+
+def read_of(reader: ToldReader, worker: RankedWorker, baton: Baton) -> int:
+    """A read of the second rank's part."""
+    (part,) = [part for part in parts_of(worker.transfer.holder, baton.holder) if part.rank == 1]
+    return reader.read_pages(baton, part, baton.pages, range(len(baton.pages)))
+
+
+def reader_of(served: ServedRanks) -> ToldReader:
+    (rank,) = served.told()
+    assert rank.described.slices == cut_of(2).heads // 2
+    reader = rank.make_reader()
+    assert isinstance(reader, ToldReader)
+    return reader
+
+
+def test_a_read_is_under_way_until_the_rank_has_reported_its_end(
+    worker: RankedWorker, served: ServedRanks
+) -> None:
+    reader = reader_of(served)
+    handle = read_of(reader, worker, worker.baton([4]))
+    assert reader.state(handle) is ReadState.READING
+    served.services[0].turn(0)
+    assert reader.state(handle) is ReadState.DONE
+    reader.release(handle)
+    assert reader.state(handle) is ReadState.READING, "it is forgotten"
+    reader.close()
+
+
+def test_a_read_that_the_rank_cannot_post_has_ended(
+    worker: RankedWorker, served: ServedRanks, fabric: InProcessFabric
+) -> None:
+    reader, baton = reader_of(served), worker.baton([4])
+    fabric.unreachable.add(baton.holder.ranks[0].agent)
+    handle = read_of(reader, worker, baton)
+    served.services[0].turn(0)
+    assert reader.state(handle) is ReadState.REFUSED
+
+
+def test_a_command_that_is_longer_than_the_port_takes_is_not_posted(
+    worker: RankedWorker, served: ServedRanks
+) -> None:
+    """A peer's metadata is as long as the peer says; the router's bound is below it."""
+    reader, baton = reader_of(served), worker.baton([4])
+    (rank,) = baton.holder.ranks
+    long = msgspec.structs.replace(rank, metadata=bytes(served.command_bytes_max))
+    holder = msgspec.structs.replace(baton.holder, ranks=(long,))
+    with pytest.raises(NotPostedError, match=r"a command of \d+ bytes to rank 1: at most"):
+        read_of(reader, worker, msgspec.structs.replace(baton, holder=holder))
+    handle = read_of(reader, worker, baton)
+    served.services[0].turn(0)
+    assert reader.state(handle) is ReadState.DONE
+
+
+def test_what_a_rank_cannot_offer_keeps_the_worker_from_starting(worker: RankedWorker) -> None:
+    def refuse(_told: OfferPages, _pages: PageMemory) -> Offer:
+        raise StartError("no port of 20000-20007 is free")
+
+    served = ServedRanks([worker.buffer.ranks[1].memory], worker.offers[1:])
+    served.services[0]._make_offer = refuse
+    (rank,) = served.told()
+    with pytest.raises(TransferError, match="rank 1: no port of 20000-20007 is free"):
+        _ = rank.described
+
+
+def test_a_reader_that_a_rank_cannot_make_is_refused_and_the_next_one_made(
+    served: ServedRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rank,) = served.told()
+    _ = rank.described
+    with monkeypatch.context() as patch:
+        patch.setattr(RankService, "_reader", lambda _: (_ for _ in ()).throw(TransferError("no port")))
+        with pytest.raises(TransferError, match="rank 1: no port"):
+            rank.make_reader()
+    rank.make_reader().close()
+
+
+def test_a_rank_that_does_not_answer_ends_the_worker(
+    served: ServedRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages could be written at any time, so nothing that they are for may go on."""
+    reader = reader_of(served)
+    monkeypatch.setattr(told_rank, "ANSWER_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(served, "wait", lambda _rank, _seconds: None)
+    with pytest.raises(RankError, match="rank 1 has not closed a reader within"):
+        reader.close()
+
+
+def test_an_offer_that_is_longer_than_the_port_takes_is_refused(served: ServedRanks) -> None:
+    (rank,) = served.told()
+    long = msgspec.structs.replace(offer_command(), uid="u" * served.command_bytes_max)
+    with pytest.raises(TransferError, match="at most"):
+        rank.ask_offer(long)
