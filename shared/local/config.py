@@ -27,6 +27,7 @@ from decode.config import DecodeConfig
 from prefill.config import PrefillConfig
 from router.config import RouterConfig
 from shared.engine.gguf.convert import DEFAULT_MODEL
+from shared.local.shapes import Shape
 from shared.primitives.errors import ConfigError
 from shared.process.process_config import LogFormat, LogLevel, ProcessConfig
 from shared.process.settings import (
@@ -45,7 +46,7 @@ from shared.process.settings import (
     variable_of,
 )
 from shared.wire.messages import Role
-from shared.worker.worker_config import DEVICE_DESCRIPTION, DeviceChoice
+from shared.worker.worker_config import DEVICE_DESCRIPTION, DeviceChoice, WorkerConfig
 
 ROLE_CONFIGS: dict[Role, type[ProcessConfig]] = {
     "router": RouterConfig,
@@ -63,7 +64,8 @@ SECTION_SETTINGS: dict[Role, tuple[str, ...]] = {
     "prefill": ("drainSeconds",),
     "decode": ("drainSeconds",),
 }
-KV_FORMAT = ("page_size", "dtype", "kv_cache_dtype", "kv_transport")  # decode reads no pages of another one
+# Decode reads no pages of another one.
+KV_FORMAT = ("page_size", "dtype", "kv_cache_dtype", "kv_layout", "kv_transport")
 GIVEN = (
     "port",
     "links_port",
@@ -96,7 +98,7 @@ class LocalConfig(Settings):
     groups: ClassVar[Mapping[str, str]] = {
         "model": "model served_model_name context_len",
         "API": "router_port host api_key",
-        "workers": "prefill decode device threads max_total_tokens",
+        "workers": "prefill decode prefill_gpus decode_gpus device threads max_total_tokens",
         "observation": "admin_port log_level log_format",
     }
 
@@ -117,6 +119,14 @@ class LocalConfig(Settings):
         default=1,
         le=64,
         description="Number of decode processes. On a machine with GPUs one for each that is left.",
+    )
+    prefill_gpus: Count = Field(
+        default=0,
+        le=16,
+        description="GPUs of each prefill process. 0: as tensor_parallel_size says, which is 1 unless it is given.",
+    )
+    decode_gpus: Count = Field(
+        default=0, le=16, description="GPUs of each decode process. 0: as tensor_parallel_size says."
     )
     max_total_tokens: Count = Field(
         default=12_288,
@@ -164,6 +174,11 @@ class RoleSettings:
     flags: list[str]
     config: ProcessConfig
 
+    def having(self, name: str, value: object) -> RoleSettings:
+        """Replace the value of one setting."""
+        flags = [*self.flags, f"{flag_of(name)}={_text(value)}"]
+        return RoleSettings(flags, self.config.model_copy(update={name: value}))
+
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
@@ -181,10 +196,9 @@ class LocalSettings:
         return not never and (not isinstance(decode, DecodeConfig) or decode.local_tokens_max > 0)
 
     @property
-    def gpus_each(self) -> int:
-        """GPUs of a decode worker."""
-        decode = self.roles["decode"].config
-        return decode.tensor_parallel_size if isinstance(decode, DecodeConfig) else 1
+    def gpus_each(self) -> Shape:
+        """GPUs of a worker of each role."""
+        return Shape(ranks_of(self.roles["prefill"]), ranks_of(self.roles["decode"]))
 
     @property
     def api_keys_file(self) -> str:
@@ -212,8 +226,12 @@ def load_local(argv: Sequence[str], environ: Mapping[str, str]) -> LocalSettings
         role: _role_settings(role, of_roles[role], values, file, environ) for role in ROLE_CONFIGS
     }
     content = check_file_settings(LocalConfig, _own_values(values, file), file)
-    _require_one_kv_format(roles)
     config = combine(LocalConfig, flags, environ, content)
+    for role, gpus in (("prefill", config.prefill_gpus), ("decode", config.decode_gpus)):
+        if gpus:
+            roles[role] = roles[role].having("tensor_parallel_size", gpus)
+    roles = _with_one_layout(roles)
+    _require_one_kv_format(roles)
     _require_who_computes_prompts(config.prefill, roles)
     return LocalSettings(config, roles, ignored)
 
@@ -314,6 +332,24 @@ def _role_settings(
     given = {name: value for name, value in content.items() if variable_of(name) not in environ}
     flags = [f"{flag_of(name)}={_text(value)}" for name, value in given.items() if name not in typed]
     return RoleSettings([*flags, *words], combine(ROLE_CONFIGS[role], typed, environ, content))
+
+
+def ranks_of(role: RoleSettings) -> int:
+    """GPUs of a worker of this role."""
+    return role.config.tensor_parallel_size if isinstance(role.config, WorkerConfig) else 1
+
+
+def _with_one_layout(roles: Mapping[str, RoleSettings]) -> dict[str, RoleSettings]:
+    """Give all workers the layout of pages that those of several GPUs have, where nothing else is asked for."""
+    workers = ("prefill", "decode")
+    if max(ranks_of(roles[role]) for role in workers) == 1:
+        return dict(roles)
+    return {
+        role: each.having("kv_layout", "head-major-1")
+        if role in workers and getattr(each.config, "kv_layout", "") == "auto"
+        else each
+        for role, each in roles.items()
+    }
 
 
 def _require_one_kv_format(roles: Mapping[str, RoleSettings]) -> None:

@@ -3,7 +3,7 @@
     no GPU    1 + 1
     n GPUs    0 + n    decode processes compute the prompts, too: a copy of the weights on each GPU, and no KV travels
 
-With `--tensor-parallel-size k` there are n / k of them, each with k GPUs.
+With `--tensor-parallel-size k`, or `--decode-gpus k`, there are n / k of them, each with k GPUs.
 
 A machine with GPUs is told in one line what was chosen. That has not been measured on GPUs.
 """
@@ -11,7 +11,8 @@ A machine with GPUs is told in one line what was chosen. That has not been measu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,9 @@ class Shape(NamedTuple):
     decode: int
 
 
+ONE_GPU_EACH = Shape(1, 1)
+
+
 def gpus_of(environ: Mapping[str, str], devices: Path = DEVICES) -> list[str]:
     """The GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; [] without NVIDIA's driver."""
     found = sorted(
@@ -38,11 +42,14 @@ def gpus_of(environ: Mapping[str, str], devices: Path = DEVICES) -> list[str]:
     return [str(number) for number in found]
 
 
-def shape_of(gpus: int, prefill: int | None, decode: int | None, *, whole: bool) -> Shape:
+def shape_of(
+    gpus: int, prefill: int | None, decode: int | None, *, whole: bool, each: Shape = ONE_GPU_EACH
+) -> Shape:
     """The shape for so many GPUs; numbers that were given stay. `whole`: decode processes compute prompts."""
     if prefill is None:
         prefill = 0 if gpus and whole else 1
-    return Shape(prefill, decode if decode is not None else max(1, gpus - prefill))
+    left = gpus - prefill * each.prefill
+    return Shape(prefill, decode if decode is not None else max(1, left // each.decode))
 
 
 def described(gpus: int, shape: Shape) -> str:
@@ -55,24 +62,20 @@ def described(gpus: int, shape: Shape) -> str:
     )
 
 
-def gpu_of(gpus: list[str], number: int, each: int = 1) -> dict[str, str]:
-    """The variable that gives the worker of this number GPUs of its own; {}: there are not several."""
-    if each > 1:
-        return {VISIBLE: ",".join(gpus[number * each : (number + 1) * each])} if gpus else {}
-    return {VISIBLE: gpus[number % len(gpus)]} if len(gpus) > 1 else {}
+def gpus_for(gpus: list[str], sizes: Sequence[int]) -> list[dict[str, str]]:
+    """For workers of so many GPUs each the variable that gives them their own; {}: there are not several."""
+    if max(sizes) == 1:
+        return [{VISIBLE: gpus[at % len(gpus)]} if len(gpus) > 1 else {} for at in range(len(sizes))]
+    ends = list(accumulate(sizes))
+    own = [gpus[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    return [{VISIBLE: ",".join(names)} if names else {} for names in own]
 
 
-def require_gpus(gpus: int, shape: Shape, each: int) -> None:
-    """Raise ConfigError unless each decode worker gets so many GPUs of its own, 0 GPUs: on a CPU none is needed."""
-    if each == 1:
-        return
-    if shape.prefill:
+def require_gpus(gpus: int, shape: Shape, each: Shape) -> None:
+    """Raise ConfigError unless each worker of several GPUs gets its own; 0 GPUs: on a CPU none is needed."""
+    needed = shape.prefill * each.prefill + shape.decode * each.decode
+    if max(each) > 1 and 0 < gpus < needed:
         raise ConfigError(
-            f"--tensor-parallel-size {each} needs --prefill 0: pages of several GPUs cannot be read by another worker "
-            "yet, so decode workers compute their prompts"
-        )
-    if 0 < gpus < each * shape.decode:
-        raise ConfigError(
-            f"--decode {shape.decode} and --tensor-parallel-size {each} need {each * shape.decode} GPUs, there are "
-            f"{gpus}: lower one of them"
+            f"--prefill {shape.prefill} with {each.prefill} GPUs each and --decode {shape.decode} with {each.decode} "
+            f"each need {needed} GPUs, there are {gpus}: lower one of them"
         )

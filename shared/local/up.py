@@ -31,7 +31,7 @@ from shared.local.children import HOST, Child, ChildProcesses
 from shared.local.config import LocalConfig, LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
-from shared.local.shapes import Shape, described, gpu_of, gpus_of, require_gpus, shape_of
+from shared.local.shapes import Shape, described, gpus_for, gpus_of, require_gpus, shape_of
 from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.listening import is_loopback
@@ -91,8 +91,9 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
             [*common, *ports, *_alias_flags(config.model, name), "--workers", addresses],
             environment_of("router", os.environ),
         )
-        for number, worker in enumerate(workers):
-            worker.environment = {**worker.environment, **gpu_of(gpus, number, settings.gpus_each)}
+        sizes = [getattr(settings.gpus_each, worker.role) for worker in workers]
+        for worker, own in zip(workers, gpus_for(gpus, sizes), strict=True):
+            worker.environment = {**worker.environment, **own}
         children = [router, *workers]
         for child in children:
             descriptor = keys["router" if child is router else "worker"]
@@ -113,10 +114,11 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
     """The settings with the numbers of processes for so many GPUs, and what to say of them; empty: nothing."""
     config, given = settings.config, settings.config.model_fields_set
     shape = shape_of(
-        gpus // settings.gpus_each,
+        gpus,
         config.prefill if "prefill" in given else None,
         config.decode if "decode" in given else None,
         whole=settings.decode_computes_prompts,
+        each=settings.gpus_each,
     )
     chosen = config.model_copy(update=shape._asdict())
     described_here = described(gpus, shape) if gpus and not given >= {"prefill", "decode"} else ""

@@ -66,7 +66,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     `metadata` is the transfer agent's own description (NIXL: the serialized agent metadata; tls: where it listens),
     opaque to all but `shared.transfer`. Addresses are in the holder's address space, in bytes. Of a worker with several
-    GPUs the fields describe rank 0, and `ranks` the others; no worker has any today.
+    GPUs the fields describe rank 0, and `ranks` the others.
     """
 
     uid: Name

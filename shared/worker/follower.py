@@ -1,7 +1,8 @@
 """A follower's process: `python -m shared.worker.follower SOCKET MEMORY`, started by rank 0 alone.
 
-It loads its share of the model and does what orders say, until it is told the end or rank 0 has ended. It reads no
-settings and logs nothing: what ends it is told to rank 0, whose log has the line.
+It loads its share of the model and does what orders say, until it is told the end or rank 0 has ended. Its pages are
+offered and read into by a thread beside (`shared.transfer.ranks.service`). It reads no settings and logs nothing: what
+ends it is told to rank 0, whose log has the line.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
@@ -20,10 +22,12 @@ import msgspec
 
 from shared.engine.config import EngineConfig
 from shared.engine.cuda.follower import FollowerDevice, load_follower
-from shared.engine.parallel.orders import OrderKind
+from shared.engine.parallel.orders import OrderKind, command_of
 from shared.engine.parallel.shares import Share
 from shared.engine.streams import Mark
 from shared.primitives.errors import RankError, StartError
+from shared.transfer.ranks.service import RankService, offer_of
+from shared.worker.page_memory import page_memory
 from shared.worker.rank_channel import FollowerEnd, ReportKind
 
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +53,10 @@ def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
         share = Share(job.rank, job.ranks)
         device = load_follower(Path(job.folder), job.config, share, Path(job.meeting))
         end.open(device.order_words)
-        _work(device, end)
+        pages = page_memory(device.cache, device.heads)
+        service = RankService(pages, offer_of(job.rank, end.map_shared), end.tell_kv)
+        threading.Thread(target=service.run, args=(partial(fail, end),), name="kv-rank", daemon=True).start()
+        _work(device, service, end, job.rank)
     except StartError as error:
         end.say(ReportKind.REFUSED, str(error))
     except BaseException as error:  # whatever it is, rank 0 is told
@@ -57,7 +64,7 @@ def follow(job: FollowerJob, end: FollowerEnd) -> NoReturn:
     os._exit(1)
 
 
-def _work(device: FollowerDevice, end: FollowerEnd) -> None:
+def _work(device: FollowerDevice, service: RankService, end: FollowerEnd, rank: int) -> None:
     """Do what is ordered. Returns when rank 0 has ended."""
     launched = SimpleQueue[tuple[Mark, int | None]]()
     threading.Thread(target=_report, args=(launched, end), daemon=True).start()
@@ -69,6 +76,9 @@ def _work(device: FollowerDevice, end: FollowerEnd) -> None:
             case OrderKind.BACKUP | OrderKind.RESTORE:
                 device.copy(order)
                 launched.put((device.record(copies=True), order.name))
+            case OrderKind.KV:
+                if order.name == rank:
+                    service.tell(command_of(order))
             case OrderKind.END:
                 device.close()
                 os._exit(0)

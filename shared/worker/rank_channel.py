@@ -1,9 +1,10 @@
 """The two ends of what joins rank 0 and a follower: the ring of orders, and a pair of sockets beside it.
 
     down   the number of an order that lies in the ring now, 8 bytes
-    up     reports: a buffer is free, a copy is done, a sentence before the end
+    up     reports: a buffer is free, a copy is done, of KV, a sentence before the end
 
-The memory has no name: it is inherited by its descriptor. The end of a socket is the end of its process.
+Commands about KV are orders as well, so they come behind the steps before them. The memory has no name: it is inherited
+by its descriptor, and holds the table of leases behind the ring. The end of a socket is the end of its process.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from enum import IntEnum
 import numpy as np
 
 from shared.engine.parallel.orders import (
+    COMMAND_BYTES_MAX,
     Order,
     OrderKind,
     OrderReader,
     OrderRing,
     OrderWriter,
     Words,
+    capacity_for,
+    command_words,
     words_for,
 )
 from shared.primitives.errors import RankError
@@ -34,6 +38,7 @@ from shared.primitives.errors import RankError
 _NUMBER = struct.Struct("=q")
 _REPORT = struct.Struct("=qq")  # kind, number
 _SENTENCE_BYTES = 4096
+_KV_REPORT_BYTES = 96 << 10  # how a rank is reached: 64 KiB of metadata at most
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
@@ -45,14 +50,22 @@ class ReportKind(IntEnum):
     REFUSED = 3  # it cannot start: a sentence
     FAILED = 4  # it ends by an error: a sentence
     PEER_LOST = 5  # it ends since a rank that it computes with has ended: a sentence
+    KV = 6  # `shared.transfer.ranks.commands.Report`
 
 
 def _ring(memory: int, capacity: int) -> OrderRing:
     return OrderRing(np.frombuffer(mmap.mmap(memory, 4 * words_for(capacity)), dtype=np.int32), capacity)
 
 
+def _table_offset(capacity: int) -> int:
+    """Where the memory behind the ring begins: at a page of it, as maps must."""
+    return -(-4 * words_for(capacity) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 class LeaderEnd:
-    """Rank 0's end to all followers."""
+    """Rank 0's end to all followers. Implements `RankPort`, by which they are told of KV."""
+
+    command_bytes_max = COMMAND_BYTES_MAX
 
     def __init__(self, sockets: Sequence[socket.socket], memory: int) -> None:
         """`sockets` of followers, rank 1 first; `memory`: the descriptor of the ring, of any size yet."""
@@ -61,12 +74,21 @@ class LeaderEnd:
         self._memory = memory
         self._writer: OrderWriter | None = None
         self._copied: dict[int, int] = {}  # name → followers that are done
+        self._kv_reports: list[list[bytes]] = [[] for _ in sockets]
         self._reading = threading.Lock()  # the watcher reads what is left when a follower has ended
+        self._telling = threading.Lock()  # a reader of KV may be asked for on a thread of its own
 
     def open(self, capacity: int) -> None:
         """Make the ring, for orders of so many words."""
-        os.ftruncate(self._memory, 4 * words_for(capacity))
-        self._writer = OrderWriter(_ring(self._memory, capacity), len(self.sockets))
+        self._capacity = capacity_for(capacity)
+        os.ftruncate(self._memory, 4 * words_for(self._capacity))
+        self._writer = OrderWriter(_ring(self._memory, self._capacity), len(self.sockets))
+
+    def share_memory(self, size_bytes: int) -> tuple[int, memoryview]:
+        """Zeroed memory that all ranks can map, once: its offset, by which they do, and the memory itself."""
+        offset = _table_offset(self._capacity)
+        os.ftruncate(self._memory, offset + size_bytes)
+        return offset, memoryview(mmap.mmap(self._memory, size_bytes, offset=offset))
 
     def step(self, operations: Words, words: Words) -> None:
         """Tell a step; waits while a follower is a whole ring behind."""
@@ -86,6 +108,22 @@ class LeaderEnd:
         del self._copied[name]
         return True
 
+    def tell(self, rank: int, command: bytes) -> None:
+        """See `RankPort`. Waits while a follower is a whole ring behind."""
+        self._tell(OrderKind.KV, *command_words(command), rank)
+
+    def reports(self, rank: int) -> list[bytes]:
+        """See `RankPort`."""
+        if not self.read(rank - 1):
+            raise RankError(f"rank {rank} has ended")
+        with self._reading:
+            found, self._kv_reports[rank - 1] = self._kv_reports[rank - 1], []
+        return found
+
+    def wait(self, rank: int, seconds: float) -> None:
+        """See `RankPort`."""
+        select.select([self.sockets[rank - 1]], [], [], seconds)
+
     def end(self) -> None:
         """Tell the end, and nothing more. Waits for nobody: who has ended or is a ring behind sees the socket's end."""
         with suppress(RankError):
@@ -97,14 +135,15 @@ class LeaderEnd:
 
     def _tell(self, kind: OrderKind, operations: Words, words: Words, name: int = 0) -> None:
         assert self._writer is not None, "the ring is not open yet"
-        while not self._has_free():
-            select.select(self.sockets, [], [])
-        number = _NUMBER.pack(self._writer.write(kind, operations, words, name))
-        for rank, each in enumerate(self.sockets, 1):
-            try:
-                each.send(number)
-            except OSError as error:
-                raise RankError(f"rank {rank} has ended") from error
+        with self._telling:
+            while not self._has_free():
+                select.select(self.sockets, [], [])
+            number = _NUMBER.pack(self._writer.write(kind, operations, words, name))
+            for rank, each in enumerate(self.sockets, 1):
+                try:
+                    each.send(number)
+                except OSError as error:
+                    raise RankError(f"rank {rank} has ended") from error
 
     def _has_free(self) -> bool:
         """Whether a buffer can be written now; reports are read when buffers run short."""
@@ -123,7 +162,7 @@ class LeaderEnd:
         with self._reading:
             while True:
                 try:
-                    report = self.sockets[follower].recv(_REPORT.size + _SENTENCE_BYTES, socket.MSG_DONTWAIT)
+                    report = self.sockets[follower].recv(_REPORT.size + _KV_REPORT_BYTES, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     return True
                 except OSError:
@@ -140,6 +179,8 @@ class LeaderEnd:
                 self._writer.give_back(follower, number)
             case ReportKind.COPIED:
                 self._copied[number] += 1
+            case ReportKind.KV:
+                self._kv_reports[follower].append(report[_REPORT.size :])
             case last:
                 self.sentences[follower] = last, report[_REPORT.size :].decode(errors="replace")
 
@@ -161,7 +202,11 @@ class FollowerEnd:
 
     def open(self, capacity: int) -> None:
         """Say how many words an order has at most; the ring is mapped when the first one comes."""
-        self._capacity = capacity
+        self._capacity = capacity_for(capacity)
+
+    def map_shared(self, offset: int, size_bytes: int) -> memoryview:
+        """The memory that `LeaderEnd.share_memory` has given."""
+        return memoryview(mmap.mmap(self._memory, size_bytes, offset=offset))
 
     def take(self) -> Order | None:
         """Wait for the next order; None: rank 0 has ended."""
@@ -181,6 +226,10 @@ class FollowerEnd:
     def copied(self, name: int) -> None:
         """A copy is done."""
         self._report(ReportKind.COPIED, name)
+
+    def tell_kv(self, report: bytes) -> None:
+        """Report about KV."""
+        self._report(ReportKind.KV, 0, report)
 
     def say(self, kind: ReportKind, sentence: str) -> None:
         """Say why this rank ends, as far as it is heard."""

@@ -1,8 +1,4 @@
-"""The other ranks of a worker: when they may be, how they start, and what their end does.
-
-Pages of several ranks cannot be read by other workers yet, nor can such a worker read. So it computes its prompts
-itself, and its KV format is its own: no router pairs it, and a stream that has to leave is computed again elsewhere.
-"""
+"""The other ranks of a worker: when they may be, how they start, offer their pages, and what their end does."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,11 +15,20 @@ import structlog
 
 from shared.engine.config import EngineConfig
 from shared.engine.parts import Followers
+from shared.links.keys import LinkKeys
 from shared.primitives.errors import ConfigError
 from shared.process.logs import flush
 from shared.process.role_main import exit_now
+from shared.transfer.grants import Grants
+from shared.transfer.memory import PageMemory
+from shared.transfer.offer import Offer
+from shared.transfer.ranks.commands import OfferPages, TablePlace
+from shared.transfer.ranks.shared_leases import SharedLeases, WrittenGrants
+from shared.transfer.ranks.told_rank import ToldRank
+from shared.transfer.transports import KvNetwork, open_offer
 from shared.wire.messages import Role
 from shared.worker.follower import FollowerJob
+from shared.worker.rank_channel import LeaderEnd
 from shared.worker.rank_group import LostRank, RankGroup, start_processes
 from shared.worker.worker_config import WorkerConfig
 
@@ -31,31 +37,58 @@ GIVE_WAY_SECONDS = 1.0  # for the watch, when rank 0 fails: the rank that was lo
 log = structlog.get_logger(__name__)
 
 
-def refuse(config: WorkerConfig, role: Role, *, computes_prompts: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class RunningRanks:
+    """The other ranks, for the engine and for the transfer."""
+
+    followers: Followers
+    port: LeaderEnd
+
+    def offer(self, transfer: TransferParts) -> tuple[Offer, tuple[ToldRank, ...]]:
+        """Offer the pages of all ranks: rank 0's, and what the others are told to. `TransferError`: one cannot.
+
+        By TLS each rank is asked for its pages, so all of them see the leases; by NIXL nobody is asked.
+        """
+        leases, pages_max = transfer.leases, transfer.pages.pages + transfer.pages.known_pages
+        offset, memory = self.port.share_memory(SharedLeases.bytes_for(leases, pages_max))
+        grants = WrittenGrants(SharedLeases(memory, leases, pages_max))
+        uid, epoch = transfer.identity
+        command = OfferPages(
+            uid, epoch, transfer.network, transfer.keys, TablePlace(offset, leases, pages_max)
+        )
+        told = tuple(ToldRank(self.port, rank) for rank in range(1, self.followers.ranks))
+        for each in told:
+            each.ask_offer(command)
+        return transfer.own_offer(grants), told
+
+
+@dataclass(frozen=True, slots=True)
+class TransferParts:
+    """What a worker's pages are offered with."""
+
+    network: KvNetwork
+    keys: LinkKeys
+    identity: tuple[str, int]  # uid, epoch
+    pages: PageMemory  # of rank 0
+    leases: int
+
+    def own_offer(self, grants: Grants | None = None) -> Offer:
+        """Rank 0's. `TransferError` in one sentence when it cannot be had."""
+        return open_offer(self.network, self.keys, self.identity, self.pages, self.leases, grants=grants)
+
+
+def refuse(config: WorkerConfig) -> None:
     """Raise `ConfigError` for several ranks where they do not work."""
     ranks = config.tensor_parallel_size
-    if ranks == 1:
-        return
-    if config.device not in ("cuda", "cuda-on-cpu"):
+    if ranks > 1 and config.device not in ("cuda", "cuda-on-cpu"):
         raise ConfigError(
             f"tensor_parallel_size {ranks} needs device cuda, or cuda-on-cpu to try it out: device {config.device} has "
             "one rank"
         )
-    if role == "prefill" or not computes_prompts:
-        raise ConfigError(
-            f"tensor_parallel_size {ranks} is for decode workers with local_tokens_max above 0, and without prefill "
-            "workers: pages of several GPUs cannot be read by another worker yet. Set it to 1 here"
-        )
-
-
-def kv_format(own: str, config: WorkerConfig, uid: str) -> str:
-    """The format of a worker's pages: of several ranks one that no other worker has."""
-    ranks = config.tensor_parallel_size
-    return own if ranks == 1 else f"{own}, on {ranks} ranks of {uid}"
 
 
 @contextmanager
-def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[Followers | None]:
+def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[RunningRanks | None]:
     """Start them, and end them at last; None: there are none. An error of this process gives way to theirs."""
     if (ranks := config.tensor_parallel_size) == 1:
         yield None
@@ -67,7 +100,7 @@ def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[F
     group = RankGroup(ranks, start_processes("shared.worker.follower", job))
     group.watch(partial(_end, group, role))
     try:
-        yield Followers(ranks, group.meeting, group.end)
+        yield RunningRanks(Followers(ranks, group.meeting, group.end), group.end)
     except BaseException:
         group.give_way(GIVE_WAY_SECONDS)
         group.remove_meeting()

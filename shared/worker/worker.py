@@ -22,14 +22,14 @@ import structlog
 
 from shared.batch.effects import Note
 from shared.batch.req import Req
-from shared.engine.checkpoint.kv_cache import KVCache, KVLayout
 from shared.engine.checkpoint.memory_plan import gib
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.config import EngineConfig
-from shared.engine.cuda.page_access import TorchPageAccess
 from shared.engine.engine import load
+from shared.engine.parallel.shares import HeldHeads, ModelShare, Share
 from shared.engine.parts import Engine, EngineDevice, Followers
 from shared.kv.kv_memory import KvMemory
-from shared.links.keys import LinkKeys, read_keys
+from shared.links.keys import read_keys
 from shared.links.session import LinkSettings
 from shared.links.sockets import WorkerLinks
 from shared.primitives.errors import ConfigError
@@ -44,12 +44,13 @@ from shared.process.role_main import YOUNG_OBJECTS_OF_WORKER, spare_what_is_load
 from shared.scheduling.drain import DrainFacts, DrainStep, WorkerDrain
 from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
-from shared.transfer.memory import HOST_ACCESS, PageMemory
 from shared.transfer.transfer import Transfer, self_fetch
-from shared.transfer.transports import KvNetwork, open_offer
+from shared.transfer.transports import KvNetwork
 from shared.wire.messages import Hello, Role
 from shared.worker import ranks, signals
 from shared.worker.grammar_gate import GrammarGate
+from shared.worker.page_memory import page_memory
+from shared.worker.ranks import RunningRanks, TransferParts
 from shared.worker.worker_config import WorkerConfig
 
 FETCHES_PER_SLOT = 4  # those given up count until they have ended; they must not keep new ones out
@@ -83,18 +84,18 @@ def serve(
     """Run one worker until it may exit. Raises `StartError` when it cannot start."""
     if not config.model:
         raise ConfigError("--model must name a folder with safetensors, config.json and a tokenizer")
-    ranks.refuse(config, role, computes_prompts=extend_tokens > 0)
+    ranks.refuse(config)
     os.nice(config.nice)
     asked = engine_config(config, host_fraction, extend_tokens)
-    with ranks.running(config, role, asked) as followers:
-        _run(config, role, build, (asked, followers), leases_max, fetch_seconds_max)
+    with ranks.running(config, role, asked) as others:
+        _run(config, role, build, (asked, others), leases_max, fetch_seconds_max)
 
 
 def _run(
     config: WorkerConfig,
     role: Role,
     build: Callable[[WorkerParts], WorkerScheduler],
-    engine_of: tuple[EngineConfig, Followers | None],
+    engine_of: tuple[EngineConfig, RunningRanks | None],
     leases_max: int,
     fetch_seconds_max: float,
 ) -> None:
@@ -102,13 +103,14 @@ def _run(
     uid, epoch = config.uid or f"{socket.gethostname()}-{secrets.token_hex(4)}", secrets.randbits(64)
     health, metrics = Health(config.loop_seconds_max), Metrics(role)
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
-    engine = _load_engine(config, *engine_of, health)
+    asked, others = engine_of
+    engine = _load_engine(config, asked, others.followers if others else None, health)
     health.doing = "checking the transfer"
     network = _kv_network(config)
-    kv_format = ranks.kv_format(f"{engine.kv_format} over {network.name_in_kv_format}", config, uid)
-    transfer = _open_transfer(
-        config, engine, network, keys, (uid, epoch), kv_format, leases_max, fetch_seconds_max
-    )
+    kv_format = f"{engine.kv_format} over {network.name_in_kv_format}"
+    pages = page_memory(engine.cache, _held_heads(engine, config))
+    parts = TransferParts(network, keys, (uid, epoch), pages, leases_max)
+    transfer = _open_transfer(config, parts, others, kv_format, fetch_seconds_max)
     hello = _hello(config, role, uid, epoch, engine, kv_format)
     drain = WorkerDrain(config.drain_seconds)
     signals.listen(drain, partial(ranks.forget_meeting, engine_of[1]))
@@ -209,6 +211,7 @@ def engine_config(config: WorkerConfig, host_fraction: float, extend_tokens: int
         kernels_folder=config.kernels_folder,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
+        kv_layout=config.kv_layout,
         threads=config.threads or usable_cores(),
         deterministic=config.deterministic,
     )
@@ -224,20 +227,25 @@ def _kv_network(config: WorkerConfig) -> KvNetwork:
     )
 
 
+def _held_heads(engine: Engine, config: WorkerConfig) -> HeldHeads | None:
+    """The key-value heads that rank 0 holds; None: all of them."""
+    if (ranks := config.tensor_parallel_size) == 1:
+        return None
+    assert isinstance(engine.config, ModelConfig)
+    return ModelShare(engine.config, Share(0, ranks)).held_heads
+
+
 def _open_transfer(
     config: WorkerConfig,
-    engine: Engine,
-    network: KvNetwork,
-    keys: LinkKeys,
-    identity: tuple[str, int],
+    parts: TransferParts,
+    others: RunningRanks | None,
     kv_format: str,
-    leases_max: int,
     fetch_seconds_max: float,
 ) -> Transfer:
-    pages = page_memory(engine.cache)
+    offer, told = others.offer(parts) if others else (parts.own_offer(), ())
     transfer = Transfer(
-        open_offer(network, keys, identity, pages, leases_max),
-        pages,
+        offer,
+        parts.pages,
         kv_format,
         limits=FetchLimits(
             fetches_max=FETCHES_PER_SLOT * config.max_running_requests,
@@ -245,28 +253,11 @@ def _open_transfer(
             quarantine_seconds=config.quarantine_seconds,
         ),
         clock=monotonic,
+        ranks=told,
     )
-    transport = self_fetch(transfer, pages, kv_format)
+    transport = self_fetch(transfer, parts.pages, kv_format)
     log.info("worker.fetched_from_itself", transport=transport)
     return transfer
-
-
-def page_memory(cache: KVCache) -> PageMemory:
-    """The engine's KV pages as a transfer offers them: all that peers may read, those of padding left out.
-
-    Pages of the CUDA engine are read and written through torch, on a CPU as well: so its whole path is tried there.
-    """
-    device = cache.store.device
-    of_cuda_engine = cache.layout is KVLayout.KEYS_BY_TOKEN
-    return PageMemory(
-        cache.address,
-        cache.page_bytes,
-        cache.pages,
-        device_id=device.index or 0,
-        memory="VRAM" if device.type == "cuda" else "DRAM",
-        known_pages=cache.known_pages,
-        access=TorchPageAccess(cache.store) if of_cuda_engine else HOST_ACCESS,
-    )
 
 
 def _link_settings(config: WorkerConfig) -> LinkSettings:

@@ -65,13 +65,21 @@ def test_a_pod_on_cpu_lacks_what_gpus_need() -> None:
     }
 
 
-def test_a_pod_of_several_gpus_computes_on_all_of_them() -> None:
-    """Without prefill pods, since nobody reads its pages."""
-    name = "SEGUE_TENSOR_PARALLEL_SIZE"
-    spec = specs(None, *CUDA, "decode.gpus=4", "prefill.replicas=0")["decode"]
-    assert main(spec)["resources"]["limits"][GPU] == 4
-    assert {each["name"]: each["value"] for each in main(spec)["env"] if "value" in each}[name] == "4"
-    assert name not in str(specs(None, *CUDA)["decode"])
+def environment(spec: dict[str, Any]) -> dict[str, str]:
+    """What the worker's container is given by value."""
+    return {each["name"]: each["value"] for each in main(spec)["env"] if "value" in each}
+
+
+def test_a_pod_of_several_gpus_computes_on_all_of_them_and_others_read_its_pages() -> None:
+    """Pages of all workers lie by heads then, those of one GPU too."""
+    ranks, layout = "SEGUE_TENSOR_PARALLEL_SIZE", "SEGUE_KV_LAYOUT"
+    found = specs(None, *CUDA, "decode.gpus=4")
+    assert main(found["decode"])["resources"]["limits"][GPU] == 4
+    decode, prefill = environment(found["decode"]), environment(found["prefill"])
+    assert (decode[ranks], decode[layout]) == ("4", "head-major-1")
+    assert (prefill.get(ranks), prefill[layout]) == (None, "head-major-1")
+    assert not {ranks, layout} & environment(specs(None, *CUDA)["decode"]).keys()
+    assert layout not in environment(specs(None, "device=cpu")["decode"])
 
 
 def test_routers_beside_gpus_are_as_they_are_on_cpu() -> None:

@@ -248,6 +248,7 @@ def test_the_path_of_a_gpu_is_tried_out_in_the_pods_of_a_cpu() -> None:
     of_cpu, tried = container("decode", ALONE), container("decode", ALONE, ON_CPU, "decode.gpus=2")
     told = {each["name"]: each.get("value") for each in tried["env"]}
     assert (told.pop("SEGUE_DEVICE"), told.pop("SEGUE_TENSOR_PARALLEL_SIZE")) == ("cuda-on-cpu", "2")
+    assert told.pop("SEGUE_KV_LAYOUT") == "head-major-1"
     expected = {each["name"]: each.get("value") for each in of_cpu["env"]}
     assert expected.pop("SEGUE_DEVICE") == "cpu"
     assert told == expected

@@ -41,6 +41,13 @@
 {{- if and (eq (include "segue.kvTransport" .) "nixl") (lt (sub (last $kv | int) (first $kv | int)) 1) -}}
 {{- fail (printf "kv.ports %s is one port, but KV travels by nixl, which needs two for each interface: give a range" .Values.kv.ports) -}}
 {{- end -}}
+{{- $each := ternary 2 1 (eq (include "segue.kvTransport" .) "nixl") -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $gpus := (index $.Values $role).gpus | int -}}
+{{- if and (ne $.Values.device "cpu") (gt $gpus 1) (lt (add1 (sub (last $kv | int) (first $kv | int)) | int) (mul $each $gpus | int)) -}}
+{{- fail (printf "kv.ports %s are %d, but %s.gpus is %d, and each GPU of a worker takes %d of them: give a longer range" $.Values.kv.ports (add1 (sub (last $kv | int) (first $kv | int))) $role $gpus $each) -}}
+{{- end -}}
+{{- end -}}
 {{- if or (gt (first $kv | int) (last $kv | int)) (gt (last $kv | int) 65535) (lt (first $kv | int) 1024) -}}
 {{- fail (printf "kv.ports must be a range within 1024-65535, first before last, not %s" .Values.kv.ports) -}}
 {{- end -}}
@@ -275,14 +282,6 @@
 {{- $gpus := (index $.Values $role).gpus | int -}}
 {{- if and (eq $.Values.device "cpu") (gt $gpus 1) -}}
 {{- fail (printf "%s.gpus is %d, but device is cpu, where a worker has no GPU: set device to cuda, or leave it at 1" $role $gpus) -}}
-{{- end -}}
-{{- if gt $gpus 1 -}}
-{{- if eq $role "prefill" -}}
-{{- fail (printf "prefill.gpus is %d, but pages of several GPUs cannot be read by another worker yet: leave it at 1, and set prefill.replicas" $gpus) -}}
-{{- end -}}
-{{- if ne (toString $.Values.prefill.replicas) "0" -}}
-{{- fail (printf "decode.gpus is %d, but such a worker cannot read another worker's pages yet: set prefill.replicas to 0, and decode pods compute their prompts, or leave it at 1" $gpus) -}}
-{{- end -}}
 {{- end -}}
 {{- if and (eq $.Values.device "cuda") (eq $gpus 0) (not (index $.Values $role).resourceClaims) -}}
 {{- fail (printf "%s.gpus is 0 and %s.resourceClaims is empty, but device is cuda: the pod would have no GPU; set one of them" $role $role) -}}

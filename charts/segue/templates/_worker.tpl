@@ -55,6 +55,10 @@ spec:
             - name: SEGUE_TENSOR_PARALLEL_SIZE
               value: {{ $values.gpus | int | quote }}
             {{- end }}
+            {{- if and (ne $root.Values.device "cpu") (gt (max ($root.Values.prefill.gpus | int) ($root.Values.decode.gpus | int)) 1) }}
+            - name: SEGUE_KV_LAYOUT
+              value: head-major-1
+            {{- end }}
             - name: SEGUE_DRAIN_SECONDS
               value: {{ include "segue.drainSeconds" . | quote }}
             {{- with $values.extraEnv }}

@@ -35,7 +35,7 @@ from shared.engine.cuda.staging import place_of
 from shared.engine.cuda.step_memory import step_memory
 from shared.engine.model.weights import Weights, stored_dtype
 from shared.engine.parallel.orders import Operation, Order, OrderKind, Words, operations_of
-from shared.engine.parallel.shares import ModelShare, Share
+from shared.engine.parallel.shares import HeldHeads, ModelShare, Share
 from shared.engine.streams import Mark, Work
 from shared.primitives.errors import InvariantError
 
@@ -45,20 +45,22 @@ def load_follower(folder: Path, config: EngineConfig, share: Share, meeting: Pat
     shape = read_config(folder, "segue")
     assert isinstance(shape, ModelConfig)
     context_len, _ = context_bound(shape, config.context_len)
-    shape = ModelShare(shape.at_context(context_len), share).whole
+    of_share = ModelShare(shape.at_context(context_len), share)
+    shape = of_share.whole
     platform = platform_for(config, share, meeting)
     dtypes = dtypes_for(platform, config, shape, stored_dtype(folder))
     with Weights(folder, str(platform.device)) as weights:
         parts, capacity, _ = assemble_parts(platform, shape, weights, dtypes, config)
-    return FollowerDevice(parts, capacity)
+    return FollowerDevice(parts, capacity, of_share.held_heads)
 
 
 class FollowerDevice:
     """One of several ranks, but the first. All calls come from one thread."""
 
-    def __init__(self, parts: EngineParts, capacity: Capacity) -> None:
+    def __init__(self, parts: EngineParts, capacity: Capacity, heads: HeldHeads) -> None:
         """Captures the graphs of DECODE and EXTEND, as all ranks do at once."""
         self._parts = parts
+        self.cache, self.heads = parts.cache, heads
         self._forward = forward = parts.forward
         self._words, self._staging = step_memory(parts, capacity)
         slots = capacity.slots

@@ -44,6 +44,15 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldHeads:
+    """Which key-value heads lie in a rank's pages."""
+
+    first: int
+    count: int
+    total: int  # of the model
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShare:
     """What a rank holds of a model. Raises `ConfigError` where the model cannot be cut for so many ranks."""
 
@@ -65,6 +74,11 @@ class ModelShare:
     def kv_heads(self) -> range:
         """Key-value heads: those that its query heads read."""
         return _kv_heads(self.whole, self.share)
+
+    @property
+    def held_heads(self) -> HeldHeads:
+        """The key-value heads in this rank's pages."""
+        return HeldHeads(self.kv_heads.start, len(self.kv_heads), self.whole.kv_heads)
 
     @property
     def vocabulary(self) -> range:

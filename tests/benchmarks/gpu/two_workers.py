@@ -27,7 +27,7 @@ from shared.transfer.reader import Span
 from shared.transfer.transfer import Transfer
 from shared.wire.messages import Hello, Role
 from shared.wire.sampling_params import SamplingParams
-from shared.worker.worker import page_memory
+from shared.worker.page_memory import page_memory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks
 from tests.integration.models.desk import Desk, DeskRequest

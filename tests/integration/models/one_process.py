@@ -28,7 +28,7 @@ from shared.scheduling.event_loop import EventLoop, Scheduler
 from shared.transfer.fetches import FetchLimits
 from shared.transfer.transfer import Transfer
 from shared.wire.messages import UNDERSTOOD, FinishReason, Hello, Role
-from shared.worker.worker import page_memory
+from shared.worker.page_memory import page_memory
 from shared.worker.worker_config import WorkerConfig
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.doubles.memory_links import MemoryLinks

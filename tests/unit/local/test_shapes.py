@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.local.config import load_local
-from shared.local.shapes import Shape, gpu_of, gpus_of, require_gpus, shape_of
+from shared.local.shapes import ONE_GPU_EACH, Shape, gpus_for, gpus_of, require_gpus, shape_of
 from shared.local.up import shaped
 from shared.primitives.errors import ConfigError
 
@@ -54,38 +54,51 @@ def test_gpus_are_the_devices_of_the_driver_that_may_be_used(tmp_path: Path) -> 
 
 
 def test_each_worker_has_a_gpu_of_its_own_while_there_are_several() -> None:
-    assert [gpu_of(["0", "GPU-7"], number) for number in range(3)] == [
+    assert gpus_for(["0", "GPU-7"], [1, 1, 1]) == [
         {"CUDA_VISIBLE_DEVICES": "0"},
         {"CUDA_VISIBLE_DEVICES": "GPU-7"},
         {"CUDA_VISIBLE_DEVICES": "0"},
     ]
-    assert gpu_of(["0"], 1) == gpu_of([], 1) == {}
+    assert gpus_for(["0"], [1, 1]) == gpus_for([], [1, 1]) == [{}, {}]
     assert shape_of(2, None, None, whole=True) == (0, 2)
 
 
 def test_workers_of_several_gpus_share_none() -> None:
     settings, words = shaped(load_local(["m", "--tensor-parallel-size", "2"], {}), 5)
-    assert (settings.config.prefill, settings.config.decode, settings.gpus_each) == (0, 2, 2)
+    assert (settings.config.prefill, settings.config.decode, settings.gpus_each) == (0, 2, (2, 2))
     assert words.startswith("5 GPUs: 0 prefill and 2 decode processes")
     gpus = ["0", "1", "GPU-7", "3", "4"]
-    assert [gpu_of(gpus, number, 2) for number in range(2)] == [
-        {"CUDA_VISIBLE_DEVICES": "0,1"},
-        {"CUDA_VISIBLE_DEVICES": "GPU-7,3"},
+    assert gpus_for(gpus, [2, 2]) == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "GPU-7,3"}]
+    assert gpus_for([], [2, 1]) == [{}, {}]
+    require_gpus(5, Shape(0, 2), Shape(2, 2))
+    require_gpus(0, Shape(0, 2), Shape(2, 2))
+    require_gpus(1, Shape(1, 1), ONE_GPU_EACH)
+
+
+def test_prefill_and_decode_have_numbers_of_gpus_of_their_own() -> None:
+    argv = ["m", "--prefill", "1", "--prefill-gpus", "1", "--decode-gpus", "2"]
+    settings, words = shaped(load_local(argv, {}), 5)
+    assert settings.gpus_each == (1, 2)
+    assert words.startswith("5 GPUs: 1 prefill and 2 decode processes")
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in gpus_for(list("01234"), [1, 2, 2])] == [
+        "0",
+        "1,2",
+        "3,4",
     ]
-    require_gpus(5, Shape(0, 2), 2)
-    require_gpus(0, Shape(0, 2), 2)
-    require_gpus(1, Shape(1, 1), 1)
+    assert settings.roles["decode"].flags[-2:] == ["--tensor-parallel-size=2", "--kv-layout=head-major-1"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "shape", "sentence"),
-    [
-        (8, Shape(1, 2), "--tensor-parallel-size 2 needs --prefill 0"),
-        (3, Shape(0, 2), "--decode 2 and --tensor-parallel-size 2 need 4 GPUs, there are 3"),
-    ],
-)
-def test_gpus_that_are_too_few_or_would_not_be_read_are_refused(
-    gpus: int, shape: Shape, sentence: str
-) -> None:
+def test_all_workers_have_the_layout_of_those_with_several_gpus() -> None:
+    def layouts(*flags: str) -> list[object]:
+        roles = load_local(["m", *flags], {}).roles
+        return [getattr(roles[role].config, "kv_layout") for role in ("prefill", "decode")]  # noqa: B009
+
+    assert layouts() == ["auto", "auto"]
+    assert layouts("--decode-gpus", "2") == ["head-major-1", "head-major-1"]
+    assert layouts("--kv-layout", "page-major-1") == ["page-major-1", "page-major-1"]
+
+
+def test_gpus_that_are_too_few_are_refused() -> None:
+    sentence = "--prefill 1 with 1 GPUs each and --decode 2 with 2 each need 5 GPUs, there are 3"
     with pytest.raises(ConfigError, match=sentence):
-        require_gpus(gpus, shape, 2)
+        require_gpus(3, Shape(1, 2), Shape(1, 2))

@@ -10,7 +10,9 @@ import torch
 
 from shared.engine.checkpoint.kv_cache import KVCache, KVLayout, PageCounts
 from shared.engine.cuda import page_access
-from shared.worker.worker import page_memory
+from shared.engine.parallel.shares import HeldHeads
+from shared.transfer.memory import WHOLE_PAGES, PageSlices
+from shared.worker.page_memory import page_memory
 from tests.tensor_pages import TensorPages
 from tests.unit.engine.test_paged_batch import CONFIG
 
@@ -68,6 +70,14 @@ def test_a_cache_is_offered_without_its_padding_and_by_torch_for_the_cuda_engine
     assert changed.tolist() == [0, cache.page_bytes, 0, 0, 0]
     direct = memory.access.view(memory.address, 8) is not None
     assert direct is (layout is KVLayout.KEYS_BY_DIMENSION)
+
+
+def test_a_page_whose_heads_lie_apart_is_offered_in_slices() -> None:
+    cache = KVCache(CONFIG, PageCounts(3), page_size=4, layout=KVLayout.HEADS_APART)
+    assert page_memory(cache).slices == PageSlices(0, CONFIG.kv_heads, CONFIG.kv_heads)
+    assert page_memory(cache, HeldHeads(2, CONFIG.kv_heads, 8)).slices == PageSlices(2, CONFIG.kv_heads, 8)
+    whole = KVCache(CONFIG, PageCounts(3), page_size=4, layout=KVLayout.KEYS_BY_TOKEN)
+    assert page_memory(whole).slices == WHOLE_PAGES
 
 
 # ---- CUDA's driver ---------------------------------------------------------------------------------------------

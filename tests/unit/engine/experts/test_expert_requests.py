@@ -13,7 +13,7 @@ from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from shared.transfer.protocol import FetchLanded
 from shared.transfer.transfer import Transfer
 from shared.wire.baton import Baton
-from shared.worker.worker import page_memory
+from shared.worker.page_memory import page_memory
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer
 from tests.fetcher_contract import LEASES, LIMITS
 from tests.unit.engine.driver import Driver, tokens_of

@@ -1,0 +1,199 @@
+"""Prefill and decode workers of unequal ranks serve together: each rank reads its slices of the other's pages.
+
+Over gloo on `cuda-on-cpu`, by real NIXL and real TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from tests.integration.deployments.deployment import LocalDeployment, deployment, free_port
+from tests.integration.deployments.running import Running
+from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
+from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
+from tests.integration.models.served_models import (
+    GREEDY,
+    TOKENS,
+    WORKER,
+    prompts_of,
+    saved_as_clients_call_it,
+    vocab_size,
+)
+from tests.integration.models.test_ranks import followers_of
+from tests.link_keys import write_new_keys
+from tests.metric_pages import samples_of
+from tests.unit.engine.tiny_models import SIZES
+from tests.waiting import until
+
+STREAMS = 8
+LONG: dict[str, Any] = GREEDY | {"max_tokens": 40}
+HOST_CUDA = ["--device", "cuda-on-cpu", "--dtype", "float32", "--threads", "2", "--log-level", "info"]
+
+
+def llama() -> PreTrainedModel:
+    """Four ranks can share it: two of them have the same key-value head."""
+    sizes = SIZES | {"hidden_size": 192, "intermediate_size": 272, "vocab_size": vocab_size()}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes | heads, head_dim=32))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    _, served = saved_as_clients_call_it(llama, tmp_path_factory.mktemp("model"))
+    return served
+
+
+def ranked(model: Path, prefill: int, decode: int, transport: str) -> Any:
+    """A prefill and a decode worker of so many ranks, which compute no prompts at decode."""
+    flags = ["--model", str(model), *HOST_CUDA, "--local-prefill", "fallback"]
+    flags += ["--prefill-gpus", str(prefill), "--decode-gpus", str(decode), "--kv-transport", transport]
+    return deployment(*flags, config={"prefill": WORKER, "decode": WORKER})
+
+
+def fetched_pages_alone(running: LocalDeployment) -> bool:
+    """Whether decode has fetched, and computed no prompt itself."""
+    local, fetched = (
+        running.total("decode", f"segue_{name}_total") for name in ("local_prompts", "kv_fetched_bytes")
+    )
+    return fetched > 0 and local == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("prefill", "decode", "transport"), [(2, 4, "tls"), (4, 2, "nixl"), (1, 2, "tls"), (2, 1, "nixl")]
+)
+def test_greedy_answers_are_those_of_transformers(
+    prefill: int, decode: int, transport: str, model: Path
+) -> None:
+    prompts = prompts_of(model)
+    with ranked(model, prefill, decode, transport) as running:
+        answers = crowd(running.url, prompts, 4, **GREEDY)
+        assert_answers_of_transformers(model, prompts, answers, TOKENS)
+        assert fetched_pages_alone(running)
+        until(lambda: not running.held(), 10, "everything given back")
+
+
+# ---- a rank of either side dies --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_and_two(model: Path) -> Iterator[LocalDeployment]:
+    with ranked(model, 2, 2, "tls") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(two_and_two: LocalDeployment, model: Path) -> list[StreamedAnswer]:
+    answers = crowd(two_and_two.url, prompts_of(model)[:STREAMS], STREAMS, **LONG)
+    assert fetched_pages_alone(two_and_two)
+    return answers
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_killed_rank_of_either_side_costs_no_stream_a_token(
+    role: str, two_and_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
+) -> None:
+    """Its worker ends with it, and is started again; what it held is computed again."""
+    (worker,) = two_and_two.processes(role)
+    said = len(two_and_two.command.read_lines())
+
+    def kill() -> None:
+        (follower,) = followers_of(worker.pid)
+        os.kill(follower, signal.SIGKILL)
+
+    prompts = prompts_of(model)[:STREAMS]
+    assert streamed(two_and_two.url, prompts, kill) == undisturbed
+    (lost,) = [line for line in two_and_two.command.read_lines()[said:] if "rank.lost" in line]
+    assert "it was ended by SIGKILL" in lost
+    until(two_and_two.all_linked, 120, "all workers' readiness")
+    until(lambda: not two_and_two.held(), 30, "everything given back")
+
+
+def streamed(url: str, prompts: list[list[int]], disturb: Callable[[], object]) -> list[StreamedAnswer]:
+    """Answers to all prompts at once; when two have three pieces of text, this is done."""
+
+    async def run() -> list[StreamedAnswer]:
+        begun = [0]
+
+        async def one(prompt: list[int]) -> StreamedAnswer:
+            pieces = 0
+
+            def count() -> None:
+                nonlocal pieces
+                pieces += 1
+                begun[0] += pieces == 3
+                if pieces == 3 and begun[0] == 2:
+                    disturb()
+
+            return await complete(client, prompt, count, **LONG)
+
+        async with client_of(url) as client:
+            return await asyncio.gather(*map(one, prompts))
+
+    return asyncio.run(run())
+
+
+# ---- a worker drains to one of other ranks ---------------------------------------------------------------------------
+
+
+class DecodeWorkers:
+    """Two decode workers of unequal ranks and a router, which nobody starts again."""
+
+    def __init__(self, model: Path, folder: Path, ranks: tuple[int, int]):
+        write_new_keys(folder)
+        self.port, self.admin = free_port(), free_port()
+        links = [free_port() for _ in ranks]
+        common = ["--model", str(model), "--host", "127.0.0.1", "--log-level", "info"]
+        of_workers = [*common, *HOST_CUDA[:-2], "--kv-interface", "lo", "--kv-layout", "head-major-1"]
+        of_workers += ["--kv-pages", "160", "--context-len", "256", "--max-running-requests", "8"]
+        of_workers += ["--link-keys-file", str(folder / "worker.pem"), "--admin-port", "0"]
+        self.workers = [
+            Running("-m", "decode", *of_workers, "--tensor-parallel-size", str(each), "--links-port", str(at))
+            for each, at in zip(ranks, links, strict=True)
+        ]
+        addresses = ",".join(f"decode=127.0.0.1:{at}" for at in links)
+        of_router = ["--port", str(self.port), "--admin-port", str(self.admin), "--workers", addresses]
+        of_router += ["--link-keys-file", str(folder / "router.pem"), "--served-model-name", "smollm2"]
+        self.router = Running("-m", "router", *common, *of_router)
+        for worker in self.workers:
+            worker.line(lambda line: '"worker.ready"' in line, 240)
+        until(lambda: self.total("segue_workers{worker_role=decode}") == len(ranks), 60, "their links")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def total(self, name: str) -> float:
+        """A figure of the router, over all labels behind this name."""
+        page = samples_of(httpx2.get(f"http://127.0.0.1:{self.admin}/metrics").text)
+        return sum(value for key, value in page.items() if key.startswith(name))
+
+    def close(self) -> None:
+        for each in (self.router, *self.workers):
+            each.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_worker_of_four_ranks_drains_to_one_of_two(model: Path, tmp_path: Path) -> None:
+    """Its streams' pages are read in slices by the other one, and no prompt is computed again."""
+    prompts = prompts_of(model)[:STREAMS]
+    running = DecodeWorkers(model, tmp_path / "keys", (4, 2))
+    try:
+        undisturbed = crowd(running.url, prompts, STREAMS, **LONG)
+        drain = lambda: running.workers[0].process.terminate()  # noqa: E731
+        assert streamed(running.url, prompts, drain) == undisturbed
+        assert running.workers[0].process.wait(60) == 0
+        assert running.total("segue_migrations_total{cause=drain,outcome=migrated}") > 0
+        assert running.total("segue_migrations_total{cause=drain,outcome=recomputed}") == 0
+    finally:
+        running.close()
