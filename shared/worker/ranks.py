@@ -108,10 +108,10 @@ def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[R
     group.close()
 
 
-def forget_meeting(followers: Followers | None) -> None:
+def forget_meeting(others: RunningRanks | None) -> None:
     """Remove the folder where ranks met, if there are any, at an end that `running` does not see."""
-    if followers is not None:
-        shutil.rmtree(followers.meeting, ignore_errors=True)
+    if others is not None:
+        shutil.rmtree(others.followers.meeting, ignore_errors=True)
 
 
 def _end(group: RankGroup, role: Role, lost: LostRank) -> None:

@@ -43,8 +43,8 @@ OWN = """
 On `cuda` the cells say how many tokens of KV fit beside the weights on one GPU of Hopper's kind, as the worker reckons
 it: 64 slots, a context of {context_len:,} tokens or the model's own if that is shorter, `device_memory_share` 0.9.
 *No*: the weights and one whole request do not fit, and the worker says so when it starts. A model is on one GPU here;
-`tensor_parallel_size` shares it among several. On `cpu` matrices of 16 bits stay so and others are float32, computed in float32; the last
-column is what the weights take then.
+`tensor_parallel_size` shares it among several. On `cpu` matrices of 16 bits stay so and others are float32, computed
+in float32; the last column is what the weights take then.
 """
 FALLBACK = """
 ## By transformers' code
