@@ -134,14 +134,6 @@ FETCH_STATES = StateTable[FetchState, ReadEvent](
 # ---- the life -------------------------------------------------------------------------------------------------------
 
 
-class _Batch(NamedTuple):
-    """One read of pages: of the holder's `sources`, into the own `targets`."""
-
-    part: SlicePart
-    sources: Sequence[int]
-    targets: Sequence[int]
-
-
 @dataclass(slots=True)
 class _Fetch:
     fetch_id: int
@@ -152,7 +144,7 @@ class _Fetch:
     slot: int
     started: float
     posted: float  # when it last got time of a turn
-    unread: list[_Batch]  # not yet posted, the next one last
+    unread: list[ReadBatch]  # not yet posted, the next one last
     state: FetchState = FETCH_STATES.start
     reads: list[ReadHandle] = field(default_factory=list)  # those posted
     pages_started: float = 0.0  # when the first batch could be posted
@@ -179,9 +171,39 @@ class FetchLimits:
     quarantine_seconds: float
     read_batch_bytes: int = 8 * 2**20  # of one read of pages: a few milliseconds of copying
     # The same of other ranks, which copy on threads of their own: each read of theirs is a command to them.
-    rank_batch_bytes: int = 64 * 2**20
+    rank_batch_bytes: int = 256 * 2**20
     # Stop posting once this much time was spent since the last poll; the batch in hand is still posted.
     post_seconds: float = 0.004
+
+
+class ReadBatch(NamedTuple):
+    """One read of pages: of the holder's `sources`, into the own `targets`."""
+
+    part: SlicePart
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
+def read_batches(
+    parts: Sequence[SlicePart], sources: Sequence[int], into: Sequence[int], limits: FetchLimits
+) -> list[ReadBatch]:
+    """All reads of a fetch, the next one last: all parts of some pages, then those of the next ones.
+
+    So all ranks read at the same time. Other ranks' come first, and in larger reads: they copy while rank 0 goes on.
+    """
+    batches = [batch for part in parts for batch in _batches_of(part, sources, into, limits)]
+    return [batch for _, batch in sorted(batches, key=lambda each: each[0], reverse=True)]
+
+
+def _batches_of(
+    part: SlicePart, sources: Sequence[int], into: Sequence[int], limits: FetchLimits
+) -> Iterator[tuple[tuple[int, int, int], ReadBatch]]:
+    """The batches of a part, each with its place among those of all parts."""
+    most = limits.rank_batch_bytes if part.rank else limits.read_batch_bytes
+    count = max(1, min(SPANS_MAX, most // part.size_bytes))
+    for start in range(0, len(into), count):
+        batch = ReadBatch(part, sources[start : start + count], into[start : start + count])
+        yield (start, -part.rank, part.source), batch
 
 
 class Fetches:
@@ -230,7 +252,7 @@ class Fetches:
             self._events.append(FetchFailed(fetch_id, reason, ended=True))
             return
         now, parts = self._clock(), parts_of(self._own, baton.holder)
-        batches = self._read_batches(parts, baton.pages[start_page : start_page + len(into)], into)
+        batches = read_batches(parts, baton.pages[start_page : start_page + len(into)], into, self._limits)
         fetch = _Fetch(fetch_id, baton, into, self._reader, parts, self._slots.pop(), now, now, batches)
         self._fetches[fetch_id] = fetch
         self.kv_links.note_use(fetch.holder)
@@ -283,26 +305,6 @@ class Fetches:
         if any(fetch.holder.name == holder.name for fetch in given_up):
             return f"a read from {holder.name} has not ended yet"
         return self.kv_links.refusal(holder)
-
-    def _read_batches(
-        self, parts: Sequence[SlicePart], sources: Sequence[int], into: Sequence[int]
-    ) -> list[_Batch]:
-        """All parts of some pages, then those of the next ones: so all ranks read at the same time.
-
-        Other ranks' come first, and in larger reads: they copy while rank 0 goes on.
-        """
-        batches = [batch for part in parts for batch in self._batches_of(part, sources, into)]
-        return [batch for _, batch in sorted(batches, key=lambda each: each[0], reverse=True)]
-
-    def _batches_of(
-        self, part: SlicePart, sources: Sequence[int], into: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, int, int], _Batch]]:
-        """The batches of a part, each with its place among those of all parts."""
-        most = self._limits.rank_batch_bytes if part.rank else self._limits.read_batch_bytes
-        count = max(1, min(SPANS_MAX, most // part.size_bytes))
-        for start in range(0, len(into), count):
-            batch = _Batch(part, sources[start : start + count], into[start : start + count])
-            yield (start, -part.rank, part.source), batch
 
     def _read_known_page(self, fetch: _Fetch) -> None:
         """Read it into the first target page: nothing else uses that page before the fetch has ended."""
