@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.native.build import choose
+from shared.local.gpu_links import described, has_slow, links_in, read_topology
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
 from shared.local.up import NVIDIA, needed_bytes, why_not_ours
 from shared.primitives.errors import DoctorError, StartError
@@ -116,10 +117,20 @@ def instructions() -> Finding:
 
 
 def gpu() -> Finding:
-    """Whether an NVIDIA driver is loaded; none is no fault."""
-    return Finding(
-        "GPU", "ok", "the NVIDIA driver is loaded" if NVIDIA.exists() else "none: the CPU computes"
+    """Whether an NVIDIA driver is loaded, and how its GPUs reach each other; none is no fault."""
+    if not NVIDIA.exists():
+        return Finding("GPU", "ok", "none: the CPU computes")
+    links = links_in(read_topology())
+    if not links:
+        return Finding("GPU", "ok", "the NVIDIA driver is loaded")
+    found = f"the NVIDIA driver is loaded; {described(links)}"
+    if not has_slow(links):
+        return Finding("GPU", "ok", found)
+    remedy = (
+        "a worker of several GPUs is slow without NVLink between them: name those that have it in "
+        "CUDA_VISIBLE_DEVICES, or give each worker one GPU"
     )
+    return Finding("GPU", "warn", found, remedy)
 
 
 def free_port(port: int) -> Finding:
