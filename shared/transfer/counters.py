@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.primitives.metric_fields import CounterMetric, all_declared, counted, counted_by, total
 
 PEERS_COUNTED_MAX = 256  # addresses that have series of their own; pods come and go
 OTHER_PEERS = "others"
+KvNumbers = dict[str, int | dict[str, int]]
 
 REFUSALS = CounterMetric(
     "segue_kv_refusals_total", "Connections and reads of KV that this worker refused, by cause.", ("cause",)
@@ -53,6 +55,25 @@ class KvCounters:
     )
     fetches: Counter[str] = counted_by(TRANSPORT_FETCHES)
     fetched_bytes: Counter[str] = counted_by(TRANSPORT_BYTES)
+
+    def with_others(self, others: Iterable[KvCounters]) -> KvCounters:
+        """Add up what happened at the ports of all ranks; these themselves where there is one."""
+        sums = self
+        for each in others:
+            sums = KvCounters(*(getattr(sums, name) + getattr(each, name) for name in KvCounters.__slots__))
+        return sums
+
+    def as_numbers(self) -> KvNumbers:
+        """All of it as plain numbers, for a message."""
+        found = {name: getattr(self, name) for name in KvCounters.__slots__}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in found.items()}
+
+    @classmethod
+    def of_numbers(cls, numbers: KvNumbers) -> KvCounters:
+        """Take back what `as_numbers` has given."""
+        return cls(
+            **{name: Counter(value) if isinstance(value, dict) else value for name, value in numbers.items()}  # type: ignore[arg-type]
+        )
 
     def count_read(self, peer: str, *, answered: bool) -> None:
         """One read by the worker at this address; addresses beyond the bound are counted together."""

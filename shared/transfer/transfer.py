@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from shared.primitives.errors import TransferError
+from shared.transfer.counters import KvCounters
 from shared.transfer.fetches import Fetches, FetchLimits
 from shared.transfer.kv_links import KvLinks
 from shared.transfer.memory import PageMemory
@@ -30,6 +31,10 @@ class FurtherRank(Protocol):
     @property
     def described(self) -> HolderRank:
         """How other workers reach its pages."""
+
+    @property
+    def counters(self) -> KvCounters:
+        """What has happened at its port, as far as it is known here."""
 
     def make_reader(self) -> PartReader:
         """A fresh reader of this rank."""
@@ -48,6 +53,7 @@ class RankHere:
         self._offer = offer
         self._pages = pages
         self.described = describe_rank(offer.holder, pages)
+        self.counters = offer.counters
         if pages.known_pages:
             pages.write_known_bytes(pages.known_page)
 
@@ -81,7 +87,6 @@ class Transfer:
         self._ranks = tuple(ranks)
         self._slots = limits.fetches_max
         self.words = offer.words
-        self.counters = offer.counters
         described = tuple(rank.described for rank in ranks)
         self._holder = msgspec.structs.replace(offer.holder, ranks=described)
         begin: Begin = partial(make_on_thread, pages) if pages.memory == "VRAM" else make_here
@@ -93,6 +98,11 @@ class Transfer:
     def holder(self) -> Holder:
         """See `Fetcher.holder`."""
         return self._holder
+
+    @property
+    def counters(self) -> KvCounters:
+        """What has happened at the ports of all ranks so far."""
+        return self._offer.counters.with_others(rank.counters for rank in self._ranks)
 
     @property
     def outstanding(self) -> int:

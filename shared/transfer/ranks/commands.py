@@ -1,7 +1,7 @@
 """What rank 0 tells another rank of its worker about KV, and what that rank reports.
 
     down    OfferPages ─ MakeReader ─ ReadPages, ReadKnownPage … ─ CloseReader ─ CloseOffer
-    up      Offered      ReaderMade   ReadEnded …                  ReaderClosed
+    up      Offered      ReaderMade   ReadEnded …  Counted …       ReaderClosed
 
 Both ends are of one release and one machine, so nothing here is kept for others. They travel in order
 (`shared.worker.rank_channel`); a command has at most `COMMAND_BYTES_MAX` bytes.
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.links.keys import LinkKeys
+from shared.transfer.counters import KvNumbers
 from shared.transfer.reader import ReadState
 from shared.transfer.slices import WHOLE, RankPages, SlicePart
 from shared.transfer.transports import KvNetwork
@@ -141,7 +142,13 @@ class ReaderClosed(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
-Report = Offered | ReaderMade | ReadEnded | ReaderClosed
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    """What has happened at this rank's port so far."""
+
+    numbers: KvNumbers
+
+
+Report = Counted | Offered | ReaderMade | ReadEnded | ReaderClosed
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

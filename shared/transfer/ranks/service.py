@@ -1,7 +1,8 @@
 """The transfer of a rank other than 0, in its own process: it offers its pages and reads into them as it is told.
 
 All of it happens on one thread, beside the one that launches steps: NIXL's agents belong to one thread. While reads
-are under way it looks at them several thousand times a second, else it sleeps until it is told something.
+are under way it looks at them several thousand times a second, else it sleeps until it is told something, or has
+something to count.
 
 A read's end is reported when whatever computes with the pages sees its bytes; a read that FAILED stays with its reader
 until that is closed, since nothing proves its end.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from time import monotonic
 
 from shared.primitives.errors import StartError
+from shared.transfer.counters import KvCounters, KvNumbers
 from shared.transfer.memory import PageMemory
 from shared.transfer.offer import Offer, describe_rank
 from shared.transfer.rank_reader import RankReader
@@ -20,6 +23,7 @@ from shared.transfer.ranks.commands import (
     CloseOffer,
     CloseReader,
     Command,
+    Counted,
     MakeReader,
     Offered,
     OfferPages,
@@ -37,6 +41,7 @@ from shared.transfer.reader import ENDED, NotPostedError, ReadState
 from shared.transfer.transports import open_offer
 
 LOOK_SECONDS = 0.0002  # between two looks at reads that are under way
+COUNT_SECONDS = 0.5  # between two reports of what was counted
 WORDS_READ = 1  # rank 0 reads the words, so one slot for them is more than enough
 
 
@@ -68,6 +73,8 @@ class RankService:
         self._offer: Offer | None = None
         self._readers: dict[int, RankReader] = {}
         self._reads: dict[tuple[int, int], int] = {}  # by generation and read, what the reader calls it
+        self._counted: KvNumbers = KvCounters().as_numbers()  # as it was reported last
+        self._count_at = 0.0
 
     def tell(self, command: bytes) -> None:
         """Hand over a command; from any thread."""
@@ -77,12 +84,12 @@ class RankService:
         """Do what is told, for ever."""
         try:
             while True:
-                self.turn(LOOK_SECONDS if self._reads else None)
+                self.turn(LOOK_SECONDS if self._reads else COUNT_SECONDS)
         except BaseException as error:  # whatever it is, this rank cannot go on without its transfer
             on_error(error)
 
-    def turn(self, seconds: float | None) -> None:
-        """Do a command if one comes within so long, None: wait for it; then look at the reads that are under way."""
+    def turn(self, seconds: float) -> None:
+        """Do a command if one comes within so long, then look at the reads that are under way, and report counts."""
         try:
             command = self._told.get(timeout=seconds)
         except Empty:
@@ -91,6 +98,9 @@ class RankService:
             self._do(decode_command(command))
         for (generation, read), handle in list(self._reads.items()):
             self._look_at(generation, read, handle)
+        if (now := monotonic()) >= self._count_at:
+            self._count_at = now + COUNT_SECONDS
+            self._count()
 
     def _do(self, command: Command) -> None:
         match command:
@@ -151,6 +161,12 @@ class RankService:
             reader.settle()
             reader.release(handle)
         self._report(ReadEnded(generation, read, state))
+
+    def _count(self) -> None:
+        """Report what has happened at the port, if something has."""
+        if self._offer and (numbers := self._offer.counters.as_numbers()) != self._counted:
+            self._counted = numbers
+            self._report(Counted(numbers))
 
     def _report(self, report: Report) -> None:
         self._report_bytes(encode(report))

@@ -19,11 +19,13 @@ import msgspec
 import structlog
 
 from shared.primitives.errors import RankError, TransferError
+from shared.transfer.counters import KvCounters
 from shared.transfer.rank_reader import PartReader, at_rank
 from shared.transfer.ranks.commands import (
     CloseOffer,
     CloseReader,
     Command,
+    Counted,
     MakeReader,
     Offered,
     OfferPages,
@@ -33,6 +35,7 @@ from shared.transfer.ranks.commands import (
     ReaderMade,
     ReadKnownPage,
     ReadPages,
+    Report,
     decode_report,
     encode,
 )
@@ -68,6 +71,7 @@ class ToldRank:
         self._port = port
         self._rank = rank
         self._generation = 0
+        self._counters = KvCounters()
         self._offered: Offered | None = None
         self._made: dict[int, ReaderMade] = {}
         self._closed: set[int] = set()
@@ -100,6 +104,12 @@ class ToldRank:
         if refusal := self._made.pop(generation).refusal:
             raise TransferError(f"rank {self._rank}: {refusal}")
         return ToldReader(self, generation)
+
+    @property
+    def counters(self) -> KvCounters:
+        """See `FurtherRank`."""
+        self._absorb()
+        return self._counters
 
     def close(self) -> None:
         """See `FurtherRank`. Not waited for: this process ends, and the rank with it."""
@@ -140,15 +150,20 @@ class ToldRank:
     def _absorb(self) -> None:
         with self._absorbing:
             for told in self._port.reports(self._rank):
-                match report := decode_report(told):
-                    case Offered():
-                        self._offered = report
-                    case ReaderMade():
-                        self._made[report.generation] = report
-                    case ReaderClosed():
-                        self._closed.add(report.generation)
-                    case ReadEnded():
-                        self._note_end(report)
+                self._take_over(decode_report(told))
+
+    def _take_over(self, report: Report) -> None:
+        match report:
+            case Counted():
+                self._counters = KvCounters.of_numbers(report.numbers)
+            case Offered():
+                self._offered = report
+            case ReaderMade():
+                self._made[report.generation] = report
+            case ReaderClosed():
+                self._closed.add(report.generation)
+            case ReadEnded():
+                self._note_end(report)
 
     def _note_end(self, report: ReadEnded) -> None:
         if report.refusal:

@@ -99,6 +99,22 @@ def undisturbed(two_and_two: LocalDeployment, model: Path) -> list[StreamedAnswe
 
 
 @pytest.mark.timeout(900)
+def test_what_followers_answer_is_counted_as_the_workers(
+    two_and_two: LocalDeployment, undisturbed: list[StreamedAnswer]
+) -> None:
+    """Rank r of decode reads from rank r of prefill: both have answered as many reads of pages."""
+    assert len(undisturbed) == STREAMS
+
+    def reads() -> float:
+        (prefill,) = two_and_two.processes("prefill")
+        page = two_and_two.metrics(prefill)
+        return sum(value for name, value in page.items() if name.startswith("segue_kv_reads_total"))
+
+    words = STREAMS  # at least one of a lease word for each fetch, at rank 0 alone
+    until(lambda: reads() >= 2 * STREAMS + words, 10, "the reads at both ranks")
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_killed_rank_of_either_side_costs_no_stream_a_token(
     role: str, two_and_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import msgspec
 import pytest
 
 from shared.primitives.errors import RankError, StartError, TransferError
 from shared.transfer.memory import PageMemory
 from shared.transfer.offer import Offer
-from shared.transfer.ranks import told_rank
+from shared.transfer.ranks import service, told_rank
 from shared.transfer.ranks.commands import OfferPages
 from shared.transfer.ranks.service import RankService
 from shared.transfer.ranks.told_rank import ToldReader
@@ -135,3 +137,22 @@ def test_an_offer_that_is_longer_than_the_port_takes_is_refused(served: ServedRa
     long = msgspec.structs.replace(offer_command(), uid="u" * served.command_bytes_max)
     with pytest.raises(TransferError, match="at most"):
         rank.ask_offer(long)
+
+
+def test_what_happens_at_a_told_ranks_port_counts_as_the_workers(
+    worker: RankedWorker, served: ServedRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "monotonic", count(10**12).__next__)  # each turn is a second later
+    own, other = (offer.counters for offer in worker.offers)
+    own.refused_handshake, other.refused_handshake = 1, 2
+    own.count_read("10.0.0.1", answered=True)
+    other.count_read("10.0.0.1", answered=True)
+    other.count_read("10.0.0.2", answered=False)
+    served.services[0].turn(0)
+    found = worker.transfer.counters
+    assert found.refused_handshake == 3
+    assert (found.reads, found.reads_refused) == ({"10.0.0.1": 2}, {"10.0.0.2": 1})
+    assert own.refused_handshake == 1, "rank 0 goes on counting its own"
+    other.refused_crowded += 4
+    served.services[0].turn(0)
+    assert worker.transfer.counters.refused_crowded == 4
