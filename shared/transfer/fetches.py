@@ -273,6 +273,9 @@ class Fetches:
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`."""
         self._posting_seconds = 0.0
+        for reader in (self._reader, self._retiring):
+            if reader and self._fetches:
+                reader.look()
         for fetch in list(self._fetches.values()):
             self._poll_reads(fetch)
         self._share_turn()

@@ -40,6 +40,9 @@ class PageAccess(Protocol):
     def write(self, address: int, content: bytes | memoryview) -> None:
         """Copy the bytes to the address."""
 
+    def enter(self) -> None:
+        """Give the calling thread the device that has the pages, for whatever else it does with them."""
+
     def settle(self) -> None:
         """Let whatever computes with the pages see the bytes of every read that is DONE."""
 
@@ -65,6 +68,9 @@ class HostAccess:
     def write(self, address: int, content: bytes | memoryview) -> None:
         """See `PageAccess`."""
         view_of(address, len(content))[:] = content
+
+    def enter(self) -> None:
+        """See `PageAccess`. It has them."""
 
     def settle(self) -> None:
         """See `PageAccess`. Whoever reported DONE has made them visible."""

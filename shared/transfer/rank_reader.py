@@ -36,6 +36,9 @@ class PartReader(Protocol):
     def read_known_page(self, baton: Baton, part: SlicePart, target: int) -> int:
         """Post a read of the holder's known page, which ends as WRONG if the part of `target` has other bytes then."""
 
+    def look(self) -> None:
+        """Take over what has become of its reads; once a turn, before states are asked for."""
+
     def state(self, handle: int) -> ReadState:
         """The state of the read; asking also gives it time to progress."""
 
@@ -102,6 +105,9 @@ class RankReader:
         """See `Reader`."""
         return self._reader.word(slot)
 
+    def look(self) -> None:
+        """See `PartReader`. Its states are asked for one by one."""
+
     def state(self, handle: int) -> ReadState:
         """See `PartReader`. Compares a known page when it has arrived, before anything overwrites it."""
         state = self._reader.state(handle)
@@ -155,6 +161,11 @@ class WorkerReader:
         """See `Reader`."""
         return self._own.word(slot)
 
+    def look(self) -> None:
+        """See `PartReader`."""
+        for rank in self._ranks:
+            rank.look()
+
     def state(self, handle: ReadHandle) -> ReadState:
         """See `PartReader`."""
         rank, own = handle
@@ -201,7 +212,7 @@ def make_on_thread(pages: PageMemory, make: Callable[[], WorkerReader]) -> Futur
     made: Future[WorkerReader] = Future()
 
     def make_with_device() -> WorkerReader:
-        pages.access.read(pages.address, pages.access.buffer(1))  # a thread's first copy gives it the device
+        pages.access.enter()
         return make()
 
     threading.Thread(target=_make, args=(make_with_device, made), name="kv-new-reader", daemon=True).start()

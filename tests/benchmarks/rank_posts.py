@@ -74,6 +74,8 @@ class OwnReader:
 
 def all_done(reads: Sequence[tuple[PartReader, int]]) -> bool:
     """Whether all of these reads have ended."""
+    for reader, _ in reads:
+        reader.look()
     return all(reader.state(read) is ReadState.DONE for reader, read in reads)
 
 

@@ -55,6 +55,11 @@ class TorchPageAccess:
         writable = bytearray(source) if source.readonly else source  # torch has no tensors that are read-only
         self._copy(self._span(address, len(source)), torch.frombuffer(writable, dtype=torch.uint8))
 
+    def enter(self) -> None:
+        """See `PageAccess`. Threads begin with the first GPU that the process sees, and a rank may have another."""
+        if self._on_gpu:
+            torch.cuda.set_device(self._device)
+
     def settle(self) -> None:
         """See `PageAccess`. `TransferError` when the driver cannot."""
         if self._driver is None:

@@ -83,6 +83,7 @@ class RankService:
     def run(self, on_error: Callable[[BaseException], None]) -> None:
         """Do what is told, for ever."""
         try:
+            self._pages.access.enter()
             while True:
                 self.turn(LOOK_SECONDS if self._reads else COUNT_SECONDS)
         except BaseException as error:  # whatever it is, this rank cannot go on without its transfer

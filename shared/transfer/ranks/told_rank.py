@@ -108,7 +108,7 @@ class ToldRank:
     @property
     def counters(self) -> KvCounters:
         """See `FurtherRank`."""
-        self._absorb()
+        self.absorb()
         return self._counters
 
     def close(self) -> None:
@@ -126,9 +126,14 @@ class ToldRank:
             )
         self._port.tell(self._rank, told)
 
+    def absorb(self) -> None:
+        """Take over what the rank has reported."""
+        with self._absorbing:
+            for told in self._port.reports(self._rank):
+                self._take_over(decode_report(told))
+
     def ended(self, generation: int) -> dict[int, ReadState]:
-        """How reads of a generation have ended, as far as it is known now."""
-        self._absorb()
+        """How reads of a generation have ended, as far as was taken over."""
         return self._ended[generation]
 
     def close_reader(self, generation: int) -> None:
@@ -140,17 +145,12 @@ class ToldRank:
 
     def _wait_for(self, done: Callable[[], bool], what: str) -> None:
         deadline = monotonic() + ANSWER_SECONDS_MAX
-        self._absorb()
+        self.absorb()
         while not done():
             if monotonic() > deadline:
                 raise RankError(f"rank {self._rank} has not {what} within {ANSWER_SECONDS_MAX:.0f} s")
             self._port.wait(self._rank, LOOK_SECONDS)
-            self._absorb()
-
-    def _absorb(self) -> None:
-        with self._absorbing:
-            for told in self._port.reports(self._rank):
-                self._take_over(decode_report(told))
+            self.absorb()
 
     def _take_over(self, report: Report) -> None:
         match report:
@@ -193,6 +193,10 @@ class ToldReader:
         return self._post(
             lambda read: ReadKnownPage(self._generation, read, own, PartOfPages.of(part), target)
         )
+
+    def look(self) -> None:
+        """See `PartReader`."""
+        self._rank.absorb()
 
     def state(self, handle: int) -> ReadState:
         """See `PartReader`."""

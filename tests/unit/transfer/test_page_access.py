@@ -8,10 +8,22 @@ import pytest
 
 from shared.transfer.memory import HostAccess
 from shared.transfer.protocol import FetchEnded, FetchEvent, FetchLanded
+from shared.transfer.ranks.commands import (
+    MakeReader,
+    PartOfPages,
+    ReadEnded,
+    ReadPages,
+    decode_report,
+    encode,
+)
+from shared.transfer.ranks.service import RankService
+from shared.transfer.slices import parts_of
 from shared.transfer.transfer import Transfer
+from shared.wire.baton import Baton
 from tests.doubles.in_process_transfer import InProcessFabric, InProcessOffer, InProcessReader
 from tests.fetcher_contract import KV_FORMAT, LEASES, LIMITS, Clock, FetchWorld, PageBuffer, byte_of
 from tests.unit.transfer.in_process_world import InProcessHolder
+from tests.unit.transfer.ranked_pages import offer_command
 
 
 @dataclass
@@ -19,6 +31,9 @@ class WatchedAccess(HostAccess):
     """Says when it is asked for what only a device needs."""
 
     calls: list[str] = field(default_factory=list)
+
+    def enter(self) -> None:
+        self.calls.append("enter")
 
     def settle(self) -> None:
         self.calls.append("settle")
@@ -123,3 +138,30 @@ def test_a_fetch_that_did_not_arrive_is_not_counted(watched: WatchedTransfer) ->
     watched.start(1)
     watched.next_event()
     assert not watched.transfer.counters.fetches
+
+
+def test_a_told_ranks_thread_takes_the_device_first_and_reports_a_read_when_it_is_settled() -> None:
+    fabric, access, buffer = InProcessFabric(), WatchedAccess(), PageBuffer()
+    pages = replace(buffer.memory, access=access)
+    offer = InProcessOffer(fabric, "reader", 1, pages, LEASES)
+    source = InProcessHolder(fabric, "source", Clock())
+    reported: list[str] = []
+
+    def report(told: bytes) -> None:
+        found = decode_report(told)
+        reported.append(type(found).__name__)
+        if isinstance(found, ReadEnded):
+            assert access.calls[-1] == "settle"
+            raise InterruptedError
+
+    service = RankService(pages, lambda _told, _pages: offer, report)
+    (part,) = parts_of(offer.holder, source.holder)
+    baton = Baton("r", 1, source.holder, KV_FORMAT, 3, 77, 1, 1, ())
+    for command in (offer_command(), MakeReader(1), ReadPages(1, 1, baton, PartOfPages.of(part), [5], [2])):
+        service.tell(encode(command))
+    ended: list[BaseException] = []
+    service.run(ended.append)
+    assert reported == ["Offered", "ReaderMade", "ReadEnded"]
+    assert access.calls[0] == "enter"
+    assert [type(each) for each in ended] == [InterruptedError]
+    assert buffer.holds(2, byte_of(5))

@@ -67,6 +67,8 @@ def test_a_read_is_under_way_until_the_rank_has_reported_its_end(
     handle = read_of(reader, worker, worker.baton([4]))
     assert reader.state(handle) is ReadState.READING
     served.services[0].turn(0)
+    assert reader.state(handle) is ReadState.READING, "the report lies there"
+    reader.look()
     assert reader.state(handle) is ReadState.DONE
     reader.release(handle)
     assert reader.state(handle) is ReadState.READING, "it is forgotten"
@@ -80,6 +82,7 @@ def test_a_read_that_the_rank_cannot_post_has_ended(
     fabric.unreachable.add(baton.holder.ranks[0].agent)
     handle = read_of(reader, worker, baton)
     served.services[0].turn(0)
+    reader.look()
     assert reader.state(handle) is ReadState.REFUSED
 
 
@@ -95,6 +98,7 @@ def test_a_command_that_is_longer_than_the_port_takes_is_not_posted(
         read_of(reader, worker, msgspec.structs.replace(baton, holder=holder))
     handle = read_of(reader, worker, baton)
     served.services[0].turn(0)
+    reader.look()
     assert reader.state(handle) is ReadState.DONE
 
 
