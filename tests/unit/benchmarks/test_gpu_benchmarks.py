@@ -38,7 +38,10 @@ def test_sequences_are_served_by_hand_and_disaggregated() -> None:
 
 
 def test_attention_is_compared_by_layout() -> None:
-    assert re.search(r"batch 2, .* ms .*, ratio \d", run("tests.benchmarks.gpu.attention", "--rehearse"))
+    assert re.search(
+        r"batch 2, .* ms .*, ratio \d.*; heads apart .* times",
+        run("tests.benchmarks.gpu.attention", "--rehearse"),
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
