@@ -182,6 +182,7 @@ class ReadBatch(NamedTuple):
     part: SlicePart
     sources: Sequence[int]
     targets: Sequence[int]
+    place: int = 0  # of its first page among the fetch's
 
 
 def read_batches(
@@ -192,18 +193,18 @@ def read_batches(
     So all ranks read at the same time. Other ranks' come first, and in larger reads: they copy while rank 0 goes on.
     """
     batches = [batch for part in parts for batch in _batches_of(part, sources, into, limits)]
-    return [batch for _, batch in sorted(batches, key=lambda each: each[0], reverse=True)]
+    if len(batches) > 1:
+        batches.sort(key=lambda batch: (batch.place, -batch.part.rank), reverse=True)
+    return batches
 
 
 def _batches_of(
     part: SlicePart, sources: Sequence[int], into: Sequence[int], limits: FetchLimits
-) -> Iterator[tuple[tuple[int, int, int], ReadBatch]]:
-    """The batches of a part, each with its place among those of all parts."""
+) -> Iterator[ReadBatch]:
     most = limits.rank_batch_bytes if part.rank else limits.read_batch_bytes
     count = max(1, min(SPANS_MAX, most // part.size_bytes))
     for start in range(0, len(into), count):
-        batch = ReadBatch(part, sources[start : start + count], into[start : start + count])
-        yield (start, -part.rank, part.source), batch
+        yield ReadBatch(part, sources[start : start + count], into[start : start + count], start)
 
 
 class Fetches:
@@ -273,9 +274,9 @@ class Fetches:
     def poll(self) -> list[FetchEvent]:
         """See `Fetcher.poll`."""
         self._posting_seconds = 0.0
-        for reader in (self._reader, self._retiring):
-            if reader and self._fetches:
-                reader.look()
+        self._reader.look()
+        if self._retiring:
+            self._retiring.look()
         for fetch in list(self._fetches.values()):
             self._poll_reads(fetch)
         self._share_turn()

@@ -141,6 +141,7 @@ class WorkerReader:
 
     def __init__(self, own: RankReader, others: Sequence[PartReader] = ()):
         self._own = own
+        self._others = tuple(others)
         self._ranks: tuple[PartReader, ...] = (own, *others)
 
     def read_pages(
@@ -162,8 +163,8 @@ class WorkerReader:
         return self._own.word(slot)
 
     def look(self) -> None:
-        """See `PartReader`."""
-        for rank in self._ranks:
+        """See `PartReader`. Those of rank 0 are looked at one by one."""
+        for rank in self._others:
             rank.look()
 
     def state(self, handle: ReadHandle) -> ReadState:

@@ -102,7 +102,7 @@ def posted(prefill: int, decode: int) -> tuple[int, list[float]]:
         before = thread_time()
         batches = read_batches(parts, baton.pages, range(PAGES), FetchLimits(1, 10, 10))
         while batches:
-            part, sources, targets = batches.pop()
+            part, sources, targets, _ = batches.pop()
             if part.rank:
                 reader = others[part.rank - 1]
                 under_way.append((reader, reader.read_pages(baton, part, sources, targets)))
