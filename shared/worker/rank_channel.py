@@ -210,7 +210,10 @@ class FollowerEnd:
 
     def take(self) -> Order | None:
         """Wait for the next order; None: rank 0 has ended."""
-        told = self._socket.recv(_NUMBER.size)
+        try:
+            told = self._socket.recv(_NUMBER.size)
+        except ConnectionResetError:  # it has left reports unread
+            return None
         if not told:
             return None
         if self._reader is None:

@@ -10,8 +10,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from shared.engine.parallel.orders import BUFFERS, Operation, OrderKind, Words, operation, operations_of
-from shared.primitives.errors import RankError
+from shared.engine.parallel.orders import (
+    BUFFERS,
+    COMMAND_BYTES_MAX,
+    Operation,
+    OrderKind,
+    Words,
+    command_of,
+    operation,
+    operations_of,
+)
+from shared.primitives.errors import InvariantError, RankError
 from shared.worker.rank_channel import FollowerEnd, LeaderEnd, ReportKind
 
 CAPACITY = 64
@@ -133,3 +142,49 @@ def test_the_end_is_told_without_waiting_for_a_follower_that_is_a_ring_behind(en
         assert second.take() is not None
         second.give_back()
     assert first.take() is second.take() is None
+
+
+def test_rank_0_that_has_ended_without_reading_reports_has_ended(ends: Ends) -> None:
+    ends.followers[0].copied(1)
+    ends.leader.sockets[0].close()
+    assert ends.followers[0].take() is None
+
+
+def test_commands_and_reports_of_kv_pass_between_steps(ends: Ends) -> None:
+    """Of any length, byte by byte; all followers see whom a command is for."""
+    commands = [bytes(range(size)) for size in (1, 2, 3, 4, 5, 255)] + [b"x" * COMMAND_BYTES_MAX]
+    for number, command in enumerate(commands):
+        ends.leader.step(NONE, words(number))
+        ends.leader.tell(2, command)
+        for follower in ends.followers:
+            step = follower.take()
+            assert step is not None
+            assert step.words.tolist() == words(number).tolist()
+            follower.give_back()
+            order = follower.take()
+            assert order is not None
+            assert (order.kind, order.name, command_of(order)) == (OrderKind.KV, 2, command)
+            follower.give_back()
+    ends.followers[1].tell_kv(b"first")
+    ends.followers[1].tell_kv(b"second" * 1000)
+    ends.leader.wait(2, 10)
+    assert ends.leader.reports(2) == [b"first", b"second" * 1000]
+    assert ends.leader.reports(2) == ends.leader.reports(1) == []
+    with pytest.raises(InvariantError, match="a buffer holds"):
+        ends.leader.tell(1, b"x" * (COMMAND_BYTES_MAX + 8))
+
+
+def test_memory_behind_the_ring_is_that_of_all_ranks(ends: Ends) -> None:
+    offset, memory = ends.leader.share_memory(10_000)
+    memory[9_999] = 7
+    for follower in ends.followers:
+        shared = follower.map_shared(offset, 10_000)
+        assert (shared[0], shared[9_999]) == (0, 7)
+    ends.leader.step(NONE, words(3))
+    order = ends.followers[0].take()
+    assert order is not None
+    assert order.words.tolist() == words(3).tolist()
+    assert memory[9_999] == 7
+    ends.theirs[0].close()
+    with pytest.raises(RankError, match="rank 1 has ended"):
+        ends.leader.reports(1)
