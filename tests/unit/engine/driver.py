@@ -18,7 +18,8 @@ from shared.engine.native.build import INSTRUCTION_SETS, choose
 from shared.engine.parts import Engine
 from shared.primitives.errors import ConfigError
 from shared.wire.sampling_params import SamplingParams
-from tests.unit.engine.parallel.rank_followers import TestRanks
+from shared.worker.follower import follow
+from tests.unit.engine.parallel.rank_followers import Follow, TestRanks
 
 RANKS = int(os.environ.get("SEGUE_TEST_RANKS", "1"))  # of a device of cuda-on-cpu, where a test does not say
 COMPILED_KERNELS = [instruction_set.name for instruction_set in INSTRUCTION_SETS]
@@ -39,8 +40,10 @@ class Driver:
         page_size: int = 16,
         slots: int = 16,
         ranks: int | None = None,
+        body: Follow = follow,
         **settings: Any,
     ) -> None:
+        """`body`: what the other ranks do."""
         self.logits: dict[int, list[Tensor]] = {}
         self.tokens: dict[int, list[int]] = {}
         self.step = 0
@@ -49,7 +52,7 @@ class Driver:
         )
         if ranks is None:
             ranks = RANKS if config.device == "cuda-on-cpu" else 1
-        self.ranks = TestRanks(ranks, folder, config) if ranks > 1 else None
+        self.ranks = TestRanks(ranks, folder, config, body) if ranks > 1 else None
         self.engine: Engine = load(
             folder,
             config,
