@@ -6,6 +6,7 @@ Over gloo on `cuda-on-cpu`, by real NIXL and real TLS.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import httpx2
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from tests.integration.deployments.aggregated import needs_prefill
 from tests.integration.deployments.deployment import LocalDeployment, deployment, free_port
 from tests.integration.deployments.running import Running
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
@@ -34,7 +36,10 @@ from tests.metric_pages import samples_of
 from tests.unit.engine.tiny_models import SIZES
 from tests.waiting import until
 
+pytestmark = needs_prefill("no pages are fetched")
+
 STREAMS = 8
+OUTGROWN = 120  # tokens of each stream, which together need three times the pages
 LONG: dict[str, Any] = GREEDY | {"max_tokens": 40}
 HOST_CUDA = ["--device", "cuda-on-cpu", "--dtype", "float32", "--threads", "2", "--log-level", "info"]
 
@@ -52,11 +57,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return served
 
 
-def ranked(model: Path, prefill: int, decode: int, transport: str) -> Any:
+def ranked(model: Path, prefill: int, decode: int, transport: str, **of_decode: int) -> Any:
     """A prefill and a decode worker of so many ranks, which compute no prompts at decode."""
     flags = ["--model", str(model), *HOST_CUDA, "--local-prefill", "fallback"]
     flags += ["--prefill-gpus", str(prefill), "--decode-gpus", str(decode), "--kv-transport", transport]
-    return deployment(*flags, config={"prefill": WORKER, "decode": WORKER})
+    return deployment(*flags, config={"prefill": WORKER, "decode": WORKER | of_decode})
 
 
 def fetched_pages_alone(running: LocalDeployment) -> bool:
@@ -82,12 +87,10 @@ def test_greedy_answers_are_those_of_transformers(
         until(lambda: not running.held(), 10, "everything given back")
 
 
-# ---- a rank of either side dies --------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def two_and_two(model: Path) -> Iterator[LocalDeployment]:
-    with ranked(model, 2, 2, "tls") as running:
+    """With so few pages at decode that streams are retracted to host pages and come back."""
+    with ranked(model, 2, 2, "tls", kvPages=40, maxRunningRequests=STREAMS) as running:
         yield running
 
 
@@ -96,6 +99,68 @@ def undisturbed(two_and_two: LocalDeployment, model: Path) -> list[StreamedAnswe
     answers = crowd(two_and_two.url, prompts_of(model)[:STREAMS], STREAMS, **LONG)
     assert fetched_pages_alone(two_and_two)
     return answers
+
+
+# ---- what a request may ask for --------------------------------------------------------------------------------------
+
+WORDS = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+ASKED: dict[str, dict[str, Any]] = {
+    "a schema": {"extra_body": {"structured_outputs": {"json": WORDS}}, "max_tokens": 30},
+    "a regular expression": {"extra_body": {"structured_outputs": {"regex": "[0-9]{3}-(yes|no)"}}},
+    "penalties": {"frequency_penalty": 1.5, "presence_penalty": 0.5, "max_tokens": 20},
+    "bias": {"logit_bias": {"11": 30, "12": -100}},
+    "log probabilities": {"logprobs": 3},
+    "a scored prompt": {"echo": True, "logprobs": 1},
+    "a seed": {"temperature": 1.0, "seed": 7, "top_p": 0.9},
+    "siblings": {"temperature": 1.0, "seed": 8, "n": 3},
+}
+
+
+def asked_of(running: LocalDeployment, prompt: list[int]) -> dict[str, list[tuple[str, list[float]]]]:
+    """The answers to each of these requests, one after the other: texts, and log probabilities."""
+    found = {}
+    for name, fields in ASKED.items():
+        given = {"temperature": 0, "max_tokens": 8} | fields
+        answer = running.client.completions.create(model="smollm2", prompt=prompt, **given)
+        found[name] = [
+            (
+                choice.text,
+                [each or 0.0 for each in (choice.logprobs and choice.logprobs.token_logprobs) or []],
+            )
+            for choice in answer.choices
+        ]
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_two_ranks_do_all_that_a_request_may_ask_for(two_and_two: LocalDeployment, model: Path) -> None:
+    """As one rank of each role does it; sums of two are rounded otherwise, in the last bits."""
+    prompt = prompts_of(model)[0]
+    with ranked(model, 1, 1, "tls") as running:
+        expected = asked_of(running, prompt)
+    found = asked_of(two_and_two, prompt)
+    for name, wanted in expected.items():
+        assert [text for text, _ in found[name]] == [text for text, _ in wanted], name
+        for (_, own), (_, theirs) in zip(found[name], wanted, strict=True):
+            assert own == pytest.approx(theirs, abs=1e-3), name
+    assert json.loads(found["a schema"][0][0]).keys() == {"n"}
+    assert len({text for text, _ in found["siblings"]}) == 3
+    assert len(found["a scored prompt"][0][1]) == len(prompt) + 8
+    assert two_and_two.total("decode", "segue_local_prompts_total") == 0
+
+
+# ---- a rank of either side dies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+def test_streams_that_outgrow_the_pages_leave_and_come_back(
+    two_and_two: LocalDeployment, model: Path
+) -> None:
+    """To pages of the host, of each rank."""
+    prompts = prompts_of(model)[:STREAMS]
+    answers = crowd(two_and_two.url, prompts, STREAMS, **LONG | {"max_tokens": OUTGROWN})
+    assert two_and_two.total("decode", "segue_retractions_total") > 0
+    assert_answers_of_transformers(model, prompts, answers, OUTGROWN)
 
 
 @pytest.mark.timeout(900)
