@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -96,18 +98,37 @@ def host_kernels(folder: Path, right: str = "", wrong: str = "", known: Path | N
 
     `known` has the libraries of the sources as they are: what the change does not reach is not compiled again.
     """
-    return PackedKernels(
-        *(HostLaunch(_library(source, folder, right, wrong, known), threads=64) for source in SOURCES)
-    )
+    return PackedKernels(*(LateLaunch(source, folder, right, wrong, known) for source in SOURCES))
 
 
-def _library(source: Path, folder: Path, right: str, wrong: str, known: Path | None) -> Path:
-    if not right:
-        return compile_for_host(source, folder)
-    changed = with_headers(source, folder, right, wrong)
-    if known is not None and expanded(changed) == expanded(source):
-        return known / f"{source.stem}.so"
-    return compile_for_host(changed, folder)
+@dataclass
+class LateLaunch:
+    """`Launch` of a source, changed or not, on this CPU. It is compiled when it is launched first."""
+
+    source: Path
+    folder: Path
+    right: str
+    wrong: str
+    known: Path | None
+
+    @cached_property
+    def _on_host(self) -> HostLaunch:
+        return HostLaunch(self._library(), threads=64)
+
+    def _library(self) -> Path:
+        if not self.right:
+            return compile_for_host(self.source, self.folder)
+        changed = with_headers(self.source, self.folder, self.right, self.wrong)
+        if self.known is not None and expanded(changed) == expanded(self.source):
+            unchanged = self.known / f"{self.source.stem}.so"
+            return unchanged if unchanged.exists() else compile_for_host(self.source, self.known)
+        return compile_for_host(changed, self.folder)
+
+    def __call__(
+        self, name: str, blocks: int, threads: int, arguments: ctypes.Array[ctypes.c_void_p]
+    ) -> None:
+        """See `Launch`."""
+        self._on_host(name, blocks, threads, arguments)
 
 
 def assert_exact(kernels: PackedKernels, matrices: PackedMatrices, width: int, *, many: bool = False) -> None:

@@ -1,5 +1,6 @@
 // What our kernels take from CUDA, for g++. A block's threads run one after the other; where they wait for each other
-// each has a stack of its own, and runs until it waits.
+// each has a stack of its own, and runs until it waits. Stacks are kept from launch to launch, and left by longjmp, which
+// asks the kernel of the machine for nothing: swapcontext does, for the mask of signals, each time.
 
 #include <cmath>
 #include <cstring>
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #define __device__
@@ -18,14 +20,23 @@ struct Dimension {
   int x;
 };
 static Dimension threadIdx, blockIdx, blockDim;
-static ucontext_t* together;  // of each thread of a block; null where none waits
-static ucontext_t turns;
+struct Thread {
+  std::unique_ptr<char[]> stack;
+  jmp_buf place;  // where it goes on
+};
+static std::vector<Thread> begun;  // those of a block, which waits for the next one when it has ended
+static bool together;              // whether threads wait for each other
+static jmp_buf turns;
 static bool has_ended;  // the thread that ran last
+
+static void give_turn() {
+  if (!_setjmp(begun[threadIdx.x].place)) _longjmp(turns, 1);
+}
 
 static inline void __syncthreads() {
   if (!together) return;
   has_ended = false;
-  swapcontext(&together[threadIdx.x], &turns);
+  give_turn();
 }
 
 static inline int __syncthreads_count(int own) {
@@ -103,44 +114,57 @@ static void call(void (*kernel)(Arguments...), void** arguments, std::index_sequ
 static void (*own_call)(void*);
 static void* own_launch;
 
-static void begin_thread() { own_call(own_launch); }
+static void run_blocks() {
+  for (;;) {
+    own_call(own_launch);
+    has_ended = true;
+    give_turn();
+  }
+}
+
+static void begin_thread() {
+  constexpr int STACK = 1 << 17;
+  Thread& thread = begun.emplace_back();
+  thread.stack.reset(new char[STACK]);
+  ucontext_t begins;
+  getcontext(&begins);
+  begins.uc_stack.ss_sp = thread.stack.get();
+  begins.uc_stack.ss_size = STACK;
+  begins.uc_link = nullptr;
+  makecontext(&begins, run_blocks, 0);
+  setcontext(&begins);
+}
+
+static void take_turn() {
+  if (_setjmp(turns)) return;
+  if (threadIdx.x < (int)begun.size()) _longjmp(begun[threadIdx.x].place, 1);
+  begin_thread();
+}
 
 // cuLaunchKernel: each argument is copied from where its pointer points, with the size that the kernel declares.
 template <class... Arguments>
 static void launch(void (*kernel)(Arguments...), int blocks, int threads, bool waiting, void** arguments) {
-  constexpr int STACK = 1 << 17;
   const auto run = [=] { call(kernel, arguments, std::index_sequence_for<Arguments...>()); };
   using Run = decltype(run);
   own_call = [](void* each) { (*static_cast<const Run*>(each))(); };
   own_launch = const_cast<void*>(static_cast<const void*>(&run));
   blockDim.x = threads;
-  waiting = waiting && threads > 1;
-  const std::unique_ptr<char[]> stacks(waiting ? new char[(std::size_t)threads * STACK] : nullptr);
-  std::vector<ucontext_t> running(waiting ? threads : 0);
-  std::vector<char> alive(running.size());
+  together = waiting && threads > 1;
+  std::vector<char> alive(threads);
   for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
-    if (!waiting) {
+    if (!together) {
       for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) run();
       continue;
     }
-    for (int thread = 0; thread < threads; ++thread) {
-      getcontext(&running[thread]);
-      running[thread].uc_stack.ss_sp = stacks.get() + (std::size_t)thread * STACK;
-      running[thread].uc_stack.ss_size = STACK;
-      running[thread].uc_link = &turns;
-      makecontext(&running[thread], begin_thread, 0);
-      alive[thread] = 1;
-    }
-    together = running.data();
+    alive.assign(threads, 1);
     for (int left = threads; left;)  // all that are alive come to the same place, or end: a warp may before the others
       for (int thread = 0; thread < threads; ++thread) {
         if (!alive[thread]) continue;
         threadIdx.x = thread;
-        has_ended = true;
-        swapcontext(&turns, &running[thread]);
+        take_turn();
         alive[thread] = !has_ended;
         left -= has_ended;
       }
-    together = nullptr;
   }
+  together = false;
 }
