@@ -8,7 +8,9 @@ So a lease is open at all ranks by one store, before anybody is told its nonce, 
 before its pages are unlocked: no rank hears of it later than another. Rank 0 writes the pages of a lease while its word
 is 0, and the word last. Whoever looks takes the word, then the pages, then the word again.
 
-Knows no readers: `grants` has the rules by which they are answered.
+Knows no readers: `grants` has the rules by which they are answered. One is left out: no rank tells a word. Readers of
+the release before cannot read slices, so none of them asks; and a word that one rank had told would open the pages of
+all others, which do not hear of it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shared.transfer.grants import Grant, Grants
+from shared.transfer.grants import Grant, Grants, Shown
 from shared.transfer.memory import WORD_BYTES
 
 _PAGE = np.dtype(np.int32)
@@ -60,7 +62,16 @@ class SharedLeases:
         return found
 
 
-class WrittenGrants(Grants):
+class RankGrants(Grants):
+    """The leases of a worker as one of its ranks answers for them."""
+
+    def tell(self, shown: Shown, lease: int) -> int:
+        """See `Grants`. Nobody is told a word."""
+        del shown, lease
+        return 0
+
+
+class WrittenGrants(RankGrants):
     """Rank 0's leases, which the other ranks see in the table."""
 
     def __init__(self, table: SharedLeases):
@@ -78,7 +89,7 @@ class WrittenGrants(Grants):
         self._table.clear(lease)
 
 
-class SeenGrants(Grants):
+class SeenGrants(RankGrants):
     """The leases as another rank than 0 sees them."""
 
     def __init__(self, table: SharedLeases):

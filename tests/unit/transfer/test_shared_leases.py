@@ -61,6 +61,18 @@ def test_two_leases_never_share_a_word(written: WrittenGrants) -> None:
         written.open(1, (3,))
 
 
+def test_no_rank_tells_a_word_that_opens_the_pages_of_another(
+    written: WrittenGrants, seen: SeenGrants
+) -> None:
+    """A worker with the deployment's key may say that it is of the release before, at any rank, and ask for a word."""
+    nonce = written.open(1, (2, 3))
+    for asked, other in ((written, seen), (seen, written)):
+        thief: Shown = {}
+        told = asked.tell(thief, 1)
+        assert other.pages({}, 1, told, [range(2, 3)]) is Verdict.GONE
+        assert asked.pages({}, 1, nonce, [range(2, 3)]) is Verdict.GIVEN, "who has the baton reads on"
+
+
 @pytest.mark.parametrize("meanwhile", ["before", "after"])
 def test_pages_that_are_read_while_their_lease_is_given_again_are_nobodys(
     meanwhile: str, memory: memoryview, written: WrittenGrants
