@@ -5,6 +5,10 @@
 
 Commands about KV are orders as well, so they come behind the steps before them. The memory has no name: it is inherited
 by its descriptor, and holds the table of leases behind the ring. The end of a socket is the end of its process.
+
+A socket holds a few hundred reports (278 by Linux' defaults), and rank 0 reads none while it waits for a step. Reports
+of KV wait for room, for there are as many as reads under way; what else is reported is bounded by the ring and by
+copies, and finds the rest of the socket free. So a follower goes on with its steps whatever has come of its reads.
 """
 
 from __future__ import annotations
@@ -39,6 +43,9 @@ _NUMBER = struct.Struct("=q")
 _REPORT = struct.Struct("=qq")  # kind, number
 _SENTENCE_BYTES = 4096
 _KV_REPORT_BYTES = 96 << 10  # how a rank is reached: 64 KiB of metadata at most
+_LOOK_SECONDS = (
+    0.01  # between two looks for a free buffer: another thread may have read the report that told of one
+)
 _NOTHING = np.empty(0, dtype=np.int32)
 
 
@@ -137,7 +144,7 @@ class LeaderEnd:
         assert self._writer is not None, "the ring is not open yet"
         with self._telling:
             while not self._has_free():
-                select.select(self.sockets, [], [])
+                select.select(self.sockets, [], [], _LOOK_SECONDS)
             number = _NUMBER.pack(self._writer.write(kind, operations, words, name))
             for rank, each in enumerate(self.sockets, 1):
                 try:
@@ -231,7 +238,8 @@ class FollowerEnd:
         self._report(ReportKind.COPIED, name)
 
     def tell_kv(self, report: bytes) -> None:
-        """Report about KV."""
+        """Report about KV, from one thread; waits while a quarter of the socket is unread, which Linux calls full."""
+        select.select([], [self._socket], [])
         self._report(ReportKind.KV, 0, report)
 
     def say(self, kind: ReportKind, sentence: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +174,62 @@ def test_commands_and_reports_of_kv_pass_between_steps(ends: Ends) -> None:
     assert ends.leader.reports(2) == ends.leader.reports(1) == []
     with pytest.raises(InvariantError, match="a buffer holds"):
         ends.leader.tell(1, b"x" * (COMMAND_BYTES_MAX + 8))
+
+
+def test_reports_of_kv_that_nobody_reads_keep_no_follower_from_its_steps(ends: Ends) -> None:
+    """Rank 0 waits for a step, and hundreds of reads end meanwhile."""
+    follower, count = ends.followers[0], 2000
+
+    def report() -> None:
+        for number in range(count):
+            follower.tell_kv(b"%d" % number)
+
+    def work() -> None:
+        for _ in range(BUFFERS):
+            assert follower.take() is not None
+            follower.give_back()
+            follower.copied(1)
+
+    ends.leader.copy(1, [], [], backup=True)
+    for number in range(BUFFERS - 1):
+        ends.leader.step(NONE, words(number))
+    reporting = threading.Thread(target=report, daemon=True)
+    reporting.start()
+    reporting.join(0.3)
+    assert reporting.is_alive(), "they do not fit the socket"
+    working = threading.Thread(target=work, daemon=True)
+    working.start()
+    working.join(10)
+    assert not working.is_alive()
+    found: list[bytes] = []
+    while len(found) < count:
+        ends.leader.wait(1, 10)
+        found += ends.leader.reports(1)
+    assert found == [b"%d" % number for number in range(count)]
+
+
+def test_a_report_that_another_thread_has_read_is_not_waited_for(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of KV is made on a thread of its own, which reads whatever lies in the sockets."""
+    for number in range(BUFFERS):
+        ends.leader.step(NONE, words(number))
+
+    def read_first(*asked: Any) -> Any:
+        """What the other thread does between rank 0's look and its wait."""
+        monkeypatch.undo()
+        for at, follower in enumerate(ends.followers):
+            for _ in range(BUFFERS):
+                follower.take()
+                follower.give_back()
+            assert ends.leader.read(at)
+        return select.select(*asked)
+
+    monkeypatch.setattr(select, "select", read_first)
+    telling = threading.Thread(target=ends.leader.step, args=(NONE, words(0)), daemon=True)
+    telling.start()
+    telling.join(10)
+    assert not telling.is_alive()
 
 
 def test_memory_behind_the_ring_is_that_of_all_ranks(ends: Ends) -> None:
