@@ -6,9 +6,9 @@ the same inputs give the same effects. The steps of a request are in `request_ta
 
 Every input ends with a placement pass if it may have freed room or brought work, events of links with one a batch:
 first requests that migrate, because clients read them; then other ready requests, because they tie up pages; then
-waiting ones, streams that were cut before new prompts. A stream that has begun waits for room as long as it takes
-(`stranded_streams`). Tenants take turns in the queues (`VirtualTime`), and smaller requests go past one that finds no
-room for a while (`backfill`).
+waiting ones, streams that were cut before new prompts. One that is placed may let in others that found no room before
+it: then the pass begins anew. A stream that has begun waits for room as long as it takes (`stranded_streams`). Tenants
+take turns in the queues (`VirtualTime`), and smaller requests go past one that finds no room for a while (`backfill`).
 """
 
 from __future__ import annotations
@@ -282,33 +282,38 @@ class RouterCore:
         self._now = now
         if self._placeable:
             self._placeable = False
-            self._stream_packing.begin_pass()
-            self._local_prompts.begin_pass()
-            self._place_ready(now)
-            waiting = self._reservations.waiting.in_order()
             attempts = PlacementPass(self.settings.backfill_max)
-            self._serve(waiting, self._begin, attempts, now)
+            while self._place_ready(now) or self._place_waiting(attempts, now):
+                attempts.begin_anew()
             self._placeable |= attempts.look_again
             self._backpressure.waiting_passed(attempts, now)
             self._stranded_streams.look(now)
 
-    def _place_ready(self, now: float) -> None:
+    def _place_waiting(self, attempts: PlacementPass, now: float) -> bool:
+        """Place requests that wait for prefill; returns whether to begin anew, see `_serve`."""
+        return self._serve(self._reservations.waiting.in_order(), self._begin, attempts, now)
+
+    def _place_ready(self, now: float) -> bool:
         """Place requests that have left a worker, then those that can leave one (drain, balance), then those not begun.
 
         In another order a draining worker at saturation would keep its streams until it ends: new requests would take
-        each slot that falls free, or the room that a migration had reserved.
+        each slot that falls free, or the room that a migration had reserved. Returns whether to begin anew.
         """
+        self._stream_packing.begin_pass()
+        self._local_prompts.begin_pass()
         ready = self._reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]
         attempts = PlacementPass(self.settings.backfill_max)
-        self._serve(migrating, self._to_decode, attempts, now)
-        self._migrations.leave_draining(self._reader, now)
-        self._migrations.rebalance(now)
-        self._migrations.pack_begun(now)
-        self._migrations.gather_streams(now)
-        self._serve(others, self._to_decode, attempts, now)
+        anew = self._serve(migrating, self._to_decode, attempts, now)
+        if not anew:
+            self._migrations.leave_draining(self._reader, now)
+            self._migrations.rebalance(now)
+            self._migrations.pack_begun(now)
+            self._migrations.gather_streams(now)
+            anew = self._serve(others, self._to_decode, attempts, now)
         self._backpressure.ready_passed(attempts, self._reservations.ready.in_order(), now)
+        return anew
 
     def _serve(
         self,
@@ -316,10 +321,11 @@ class RouterCore:
         place: Callable[[LiveRequest, float], bool | None],
         attempts: PlacementPass,
         now: float,
-    ) -> None:
+    ) -> bool:
         """Place requests in order. One that finds no room waits, and smaller ones may go past it.
 
-        `place` says whether it was placed; None: it waits for something else than room.
+        `place` says whether it was placed; None: it waits for something else than room. Returns whether the walk ended
+        with one that lets in others, whose turn is before those that are left.
         """
         for live in queue:
             if now < live.rests_until or not attempts.may_try(live):
@@ -328,11 +334,14 @@ class RouterCore:
             placed = place(live, now)
             if placed:
                 attempts.placed(live, group)
+                if attempts.lets_in_others:
+                    return True
             elif placed is False and now < live.worth_at < math.inf:
                 attempts.waits_for_better(live)
                 self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
             elif placed is False:
                 attempts.found_no_room(live)
+        return False
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         if not live.may_begin(self.settings.tenant_running_max, now):

@@ -123,6 +123,7 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a late stream comes first",
     "judged at router: a prompt is begun where pages are foreseen",
     "judged at router: a prompt gets pages that others may grow into",
+    "judged at router: a prompt lets in those in front of it",
     "judged at router: a prompt that waits for a better worker keeps no room",
     "judged at router: a prompt waits for pages to be foreseen",
     "judged at router: a prompt waits while links are busy",

@@ -31,8 +31,8 @@ class PlacementPass:
         self._room_below: dict[tuple[Group, str], int] = {}
         self._choosing: Counter[tuple[Group, str]] = Counter()  # of a tenant, that wait for a better worker
         self.taken: list[LiveRequest] = []  # those that were placed
-        # What was placed may have taken the room that one in front of it waits for, or let it use what is kept
-        self.look_again = False
+        self.look_again = False  # what was placed may have taken the room that one in front of it waits for
+        self.lets_in_others = False  # … or may let one in front of it use what is kept
         self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
 
     @property
@@ -72,10 +72,18 @@ class PlacementPass:
         `group`: the one that it waited in; with its worker it gets a model and a KV format, and so another one.
         """
         self.taken.append(live)
-        front = self._front.get(group)
-        self.look_again |= self._choosing.total() > 0 or (front is not None and _is_first(live))
-        if front is not None:
+        self.look_again |= self._choosing.total() > 0
+        self.lets_in_others = _is_first(live) and bool(self.tenants_blocked.keys() - {live.tenant.name})
+        if (front := self._front.get(group)) is not None:
             front.backfilled += 1
+
+    def begin_anew(self) -> None:
+        """Try all of them once more that are still in the queue."""
+        self._front.clear()
+        self._room_below.clear()
+        self._choosing.clear()
+        self.tenants_blocked.clear()
+        self.lets_in_others = False
 
 
 def _is_first(live: LiveRequest) -> bool:

@@ -77,7 +77,6 @@ class JudgedRouterCore(JudgedCaches):
 
     def __init__(self, settings: RouterConfig, now: float):
         super().__init__(settings, now)
-        self._found_none: dict[str, float] = {}  # when a stream was last tried at decode in vain
         self._waits_for_better: set[str] = set()  # in this pass
         self._balance_judge = BalanceJudge(self, self.judged)
         self._migrations = self._judged_migrations = JudgedMigrations(self, self._balance_judge, self.judged)
@@ -117,12 +116,14 @@ class JudgedRouterCore(JudgedCaches):
         place: Callable[[LiveRequest, float], bool | None],
         attempts: PlacementPass,
         now: float,
-    ) -> None:
+    ) -> bool:
         backfilled = {each.rid: each.backfilled for each in queue}
         self._waits_for_better.clear()
-        super()._serve(queue, place, attempts, now)
+        anew = super()._serve(queue, place, attempts, now)
+        self.judged["a prompt lets in those in front of it"] += anew
         choosing = prove_no_room_kept(queue, backfilled, now)
         self.judged["a prompt that waits for a better worker keeps no room"] += choosing
+        return anew
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:
         self._judge(
@@ -225,7 +226,7 @@ class JudgedRouterCore(JudgedCaches):
             live,
             self._requests.reservations.ready,
             RequestState.READY,
-            lambda other: self._fetches(other, now) and not self._has_become_light(other, now),
+            lambda other: self._fetches(other, now),
         )
         if not live.migrating and self._fetches(live, now):
             self._judge_migrations(live, now)
@@ -236,8 +237,6 @@ class JudgedRouterCore(JudgedCaches):
             if live.worker is live.holder and live.migration_cause == "packed":
                 self.judged["a stream that was to make room is put back"] += 1
                 self._judged_migrations.put_back(live)
-        else:
-            self._found_none[live.rid] = now
         if placed and failed:
             self.judged["pages are fetched by another worker"] += 1
             assert live.worker is not None
@@ -324,10 +323,6 @@ class JudgedRouterCore(JudgedCaches):
         at_decode = self._local_prompts.place_sooner(live, choice, reader, now) is not None
         waits_for_turn, live.worth_at = now < live.worth_at < inf, before
         return at_decode or (choice is not None and not waits_for_turn)
-
-    def _has_become_light(self, live: LiveRequest, now: float) -> bool:
-        """Whether it has found no room in this pass: what others got since makes it one that holds less than they."""
-        return self._found_none.get(live.rid) == now and self._is_light(live)
 
     def _is_light(self, live: LiveRequest) -> bool:
         """Whether its tenant has nothing at some decode worker where others have: room is kept there for such."""

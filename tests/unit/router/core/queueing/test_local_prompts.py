@@ -66,17 +66,18 @@ def test_it_may_end_with_its_first_token() -> None:
     world.assert_nothing_left()
 
 
-def test_a_prompt_that_opens_a_worker_to_other_tenants_has_those_in_front_of_it_looked_at_again() -> None:
+def test_a_prompt_that_opens_a_worker_to_other_tenants_lets_in_those_in_front_of_it_first() -> None:
     world = deployment(prefill=1, local_prefill="short")
     world.loaded("p0", extend_rate=1.0)
-    # another router's stream, which grows into all but a page
-    world.loaded("d0", running=1, free_pages=16, pages_for_new=1, extend_rate=1_000.0)
+    world.loaded("d0", running=1, free_pages=0, pages_for_new=0, extend_rate=1_000.0)
     world.submit(request("kept out", (1,) * 40, max_new_tokens=3_000))
     world.submit(request("first", tenant="other"))
+    world.submit(request("behind", (1,) * 40, max_new_tokens=3_000, tenant="third"))
+    assert not world.sent(Serve)
+    # beside another router's stream, which grows into all but a page, there is room for a short one and for one more
+    world.loaded("d0", running=1, free_pages=4, pages_for_new=1, extend_rate=1_000.0)
     assert world.placed(Serve, "first") == "d0"
-    assert world.state("kept out") == "waiting"
-    world.core.settle(world.now)
-    assert world.state("kept out") == "prefilling"
+    assert [world.state(rid) for rid in ("kept out", "behind")] == ["prefilling", "waiting"]
 
 
 @pytest.mark.parametrize(
