@@ -57,8 +57,9 @@ def load_nixl() -> _Nixl:
         bindings = import_module("nixl._bindings")
     except ImportError as error:
         raise TransferError(f"NIXL cannot be imported ({error}): install nixl") from error
-    errors = tuple(kind for name, kind in vars(bindings).items() if name.endswith("Error"))
-    return _Nixl(bindings, errors, transport_log)
+    kinds = (kind for name, kind in vars(bindings).items() if name.endswith("Error"))
+    # The last is what they raise for a number of more than 64 bits, which a peer's addresses may come to.
+    return _Nixl(bindings, (*kinds, RuntimeError), transport_log)
 
 
 class _Agent:

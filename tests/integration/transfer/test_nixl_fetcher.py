@@ -8,13 +8,16 @@ import pytest
 
 from shared.transfer.kv_links import MEASURED_BYTES_MIN
 from shared.transfer.protocol import FetchLanded, KvLink
+from shared.transfer.reader import NotPostedError, ReadState, Span
 from shared.transfer.transfer import Transfer, self_fetch
 from shared.transfer.transports import open_offer
+from shared.wire.bounds import COUNT_MAX
 from tests.fetcher_contract import (
     KV_FORMAT,
     LEASES,
     LIMITS,
     PAGE_SIZES,
+    PATIENCE_SECONDS,
     AnsweredReadsContract,
     Clock,
     FetcherContract,
@@ -25,6 +28,7 @@ from tests.fetcher_contract import (
 )
 from tests.integration.transfer.holder_processes import HolderPool, epochs, network, worker_keys
 from tests.tensor_pages import tensor_pages
+from tests.waiting import until
 
 Pools = dict[str, HolderPool]  # by the type of keys and values
 
@@ -170,6 +174,20 @@ def test_a_holder_frozen_at_first_contact_holds_up_no_other_fetch(tcp_world: Fet
     assert isinstance(landed, FetchLanded)
     assert landed.fetch_id == 1
     assert tcp_world.reader.outstanding == 0
+
+
+def test_an_address_of_more_than_64_bits_costs_its_read_and_nothing_else(local_world: FetchWorld) -> None:
+    """Page numbers are the holder's, up to `COUNT_MAX`: times a page of 128 KiB they are no address any more."""
+    source, memory = local_world.make_holder(), local_world.pages.memory
+    baton = local_world.baton(source, (5,))
+    reader = open_offer(network(), worker_keys(), ("far", next(epochs)), memory, LEASES).make_reader(1)
+    far = Span(source.holder.pages_address + COUNT_MAX * 2**17, memory.address, memory.page_bytes)
+    with pytest.raises(NotPostedError, match="cannot be read"):
+        reader.read_pages(baton, [far])
+    near = Span(source.holder.pages_address, memory.address, memory.page_bytes)
+    handle = reader.read_pages(baton, [near])
+    until(lambda: reader.state(handle) is ReadState.DONE, PATIENCE_SECONDS, "the read")
+    reader.close()
 
 
 def make_two(world: FetchWorld) -> tuple[HolderUnderTest, HolderUnderTest]:
