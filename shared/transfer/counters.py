@@ -57,10 +57,14 @@ class KvCounters:
     fetched_bytes: Counter[str] = counted_by(TRANSPORT_BYTES)
 
     def with_others(self, others: Iterable[KvCounters]) -> KvCounters:
-        """Add up what happened at the ports of all ranks; these themselves where there is one."""
+        """Add up what happened at the ports of all ranks; these themselves where there is one.
+
+        Threads of a port go on counting meanwhile, so copies are added up: each is made at once.
+        """
         sums = self
         for each in others:
-            sums = KvCounters(*(getattr(sums, name) + getattr(each, name) for name in KvCounters.__slots__))
+            one, other = (KvCounters.of_numbers(counters.as_numbers()) for counters in (sums, each))
+            sums = KvCounters(*(getattr(one, name) + getattr(other, name) for name in KvCounters.__slots__))
         return sums
 
     def as_numbers(self) -> KvNumbers:

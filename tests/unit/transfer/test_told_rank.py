@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import count
+from typing import Any
 
 import msgspec
 import pytest
@@ -160,3 +162,20 @@ def test_what_happens_at_a_told_ranks_port_counts_as_the_workers(
     other.refused_crowded += 4
     served.services[0].turn(0)
     assert worker.transfer.counters.refused_crowded == 4
+
+
+def test_a_port_that_counts_a_new_peer_meanwhile_keeps_no_count_from_being_shown(
+    worker: RankedWorker,
+) -> None:
+    """Threads of the port count while the loop adds up."""
+
+    class Growing(Counter[str]):
+        def items(self) -> Any:
+            for at, each in enumerate(super().items()):
+                self[f"10.0.1.{at}"] = 1
+                yield each
+
+    own, other = (offer.counters for offer in worker.offers)
+    other.reads["10.0.0.2"] = 1
+    own.reads = Growing({"10.0.0.1": 2})
+    assert worker.transfer.counters.reads["10.0.0.1"] == 2
