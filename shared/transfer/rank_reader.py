@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from shared.transfer.memory import PageMemory
-from shared.transfer.reader import Reader, ReadState
+from shared.transfer.reader import ENDED, Reader, ReadState
 from shared.transfer.slices import SlicePart
 from shared.wire.baton import Baton
 
@@ -109,9 +109,12 @@ class RankReader:
         """See `PartReader`. Its states are asked for one by one."""
 
     def state(self, handle: int) -> ReadState:
-        """See `PartReader`. Compares a known page when it has arrived, before anything overwrites it."""
+        """See `PartReader`. Compares a known page when its read has ended, before anything overwrites it.
+
+        One that was left out has other bytes: no lease opens it, so no holder in order leaves it out.
+        """
         state = self._reader.state(handle)
-        if state is ReadState.DONE and (check := self._checks.pop(handle, None)):
+        if state in ENDED and (check := self._checks.pop(handle, None)):
             self.settle()
             if not self._pages.holds_known_bytes(*check):
                 self._wrong.add(handle)

@@ -288,6 +288,19 @@ def test_a_word_that_holds_proves_nothing_where_a_rank_left_out_bytes(
     assert meeting.fetch() == FetchStale(1)
 
 
+def test_a_known_page_that_a_rank_leaves_out_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else such a peer would count as checked."""
+    meeting = Meeting(2, 2)
+    with monkeypatch.context() as patch:
+        for offer in meeting.reader.offers:
+            patch.setattr(offer, "make_reader", lambda slots: LeavingOutReader(meeting.fabric, slots))
+        meeting.reader.transfer._fetches._reader = meeting.reader.transfer._make_reader()
+    failed = meeting.fetch()
+    assert isinstance(failed, FetchFailed)
+    assert "other bytes" in failed.reason
+    assert meeting.reader.transfer.outstanding == 0
+
+
 # ---- what holders say of themselves ---------------------------------------------------------------------------------
 
 
