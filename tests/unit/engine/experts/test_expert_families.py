@@ -47,7 +47,7 @@ def test_logits_are_those_of_transformers_in_chunks_cached_and_moved(
     family: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     model = save_model(EXPERT_FAMILIES[family], tmp_path)
-    driver = Driver(tmp_path, **settings)
+    driver = Driver(tmp_path, slots=8, **settings)
     assert "transformers" not in driver.engine.determinism
     assert_exact_in_chunks_cached_and_moved(model, driver)
     assert len({token for tokens in driver.tokens.values() for token in tokens}) > 2

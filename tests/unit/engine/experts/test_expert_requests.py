@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def begun(folder: Path, settings: dict[str, Any]) -> Driver:
     """An engine whose first slot has the prompt and some tokens."""
-    driver = Driver(folder, **settings)
+    driver = Driver(folder, slots=8, **settings)
     driver.prefill(0, PROMPT, PAGES)
     driver.decode([0], BEFORE)
     return driver
@@ -105,7 +105,7 @@ def _until_copied(driver: Driver, copy_id: int) -> None:
 def test_a_request_goes_on_at_another_worker(folder: Path, settings: dict[str, Any]) -> None:
     """By a transfer, of pages that its own engine then loses."""
     fabric, clock = InProcessFabric(), lambda: 0.0
-    source, target = begun(folder, settings), Driver(folder, **settings)
+    source, target = begun(folder, settings), Driver(folder, slots=8, **settings)
     assert source.engine.kv_format == target.engine.kv_format
     assert source.engine.model_fingerprint == target.engine.model_fingerprint
     transfers = []

@@ -77,7 +77,7 @@ def test_logits_are_those_of_the_dequantized_weights(
     sizes = {"hidden_size": hidden, "intermediate_size": inner, "moe_intermediate_size": inner}
     with sized(**sizes):
         model = tiny_fp8_experts(family, form, tmp_path)
-    driver = Driver(tmp_path, **settings)
+    driver = Driver(tmp_path, slots=8, **settings)
     if "device" in settings:
         kept = f"fp8-{form.split(',')[0]}" if inner % 32 == 0 else "float32"
         assert f"experts in {kept}, KV" in driver.engine.description

@@ -85,7 +85,7 @@ def test_logits_are_those_of_the_dequantized_weights(
 
 def test_the_description_says_that_experts_stay_packed(tmp_path: Path) -> None:
     tiny_int4_experts(mixtral, "packed, asym", tmp_path, ["lm_head", "re:.*gate$"])
-    driver = Driver(tmp_path, device="cuda-on-cpu")
+    driver = Driver(tmp_path, slots=8, device="cuda-on-cpu")
     assert (
         "float32 and int4-packed-32 dequantized, experts in int4-packed-32, KV" in driver.engine.description
     )

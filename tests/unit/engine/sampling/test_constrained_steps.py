@@ -31,7 +31,7 @@ PAGES = 4
 @pytest.fixture(params=["cpu", "cuda-on-cpu"])
 def driver(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Driver]:
     tiny_model("mistral", tmp_path)
-    driver = Driver(tmp_path, device=request.param)
+    driver = Driver(tmp_path, slots=8, device=request.param)
     use_matchers(driver, ToyMatchers())
     yield driver
     driver.close()
