@@ -98,11 +98,11 @@ class ToldRank:
         """See `FurtherRank`."""
         self._generation += 1
         generation = self._generation
-        self._ended[generation] = {}
         self.tell(MakeReader(generation))
         self._wait_for(lambda: generation in self._made, "made a reader")
         if refusal := self._made.pop(generation).refusal:
             raise TransferError(f"rank {self._rank}: {refusal}")
+        self._ended[generation] = {}  # before its first read is told
         return ToldReader(self, generation)
 
     @property

@@ -125,6 +125,7 @@ def test_a_reader_that_a_rank_cannot_make_is_refused_and_the_next_one_made(
         with pytest.raises(TransferError, match="rank 1: no port"):
             rank.make_reader()
     rank.make_reader().close()
+    assert not rank._ended, "what was not made is tried again each second"
 
 
 def test_a_rank_that_does_not_answer_ends_the_worker(
