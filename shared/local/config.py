@@ -113,7 +113,7 @@ class LocalConfig(Settings):
         default=1,
         le=64,
         description="Number of prefill processes. 0: decode processes compute prompts, too; so it is on a machine with "
-        "GPUs unless it is given.",
+        "GPUs unless it or prefill_gpus is given.",
     )
     decode: PositiveInt = Field(
         default=1,

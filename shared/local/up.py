@@ -117,7 +117,7 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
         gpus,
         config.prefill if "prefill" in given else None,
         config.decode if "decode" in given else None,
-        whole=settings.decode_computes_prompts,
+        whole=settings.decode_computes_prompts and not config.prefill_gpus,
         each=settings.gpus_each,
     )
     chosen = config.model_copy(update=shape._asdict())

@@ -88,6 +88,12 @@ def test_prefill_and_decode_have_numbers_of_gpus_of_their_own() -> None:
     assert settings.roles["decode"].flags[-2:] == ["--tensor-parallel-size=2", "--kv-layout=head-major-1"]
 
 
+def test_who_gives_prefill_gpus_has_a_prefill_worker() -> None:
+    settings, words = shaped(load_local(["m", "--prefill-gpus", "2"], {}), 4)
+    assert (settings.config.prefill, settings.config.decode) == (1, 2)
+    assert words.startswith("4 GPUs: 1 prefill and 2 decode processes")
+
+
 def test_all_workers_have_the_layout_of_those_with_several_gpus() -> None:
     def layouts(*flags: str) -> list[object]:
         roles = load_local(["m", *flags], {}).roles
