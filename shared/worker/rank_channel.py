@@ -6,9 +6,9 @@
 Commands about KV are orders as well, so they come behind the steps before them. The memory has no name: it is inherited
 by its descriptor, and holds the table of leases behind the ring. The end of a socket is the end of its process.
 
-A socket holds a few hundred reports (278 by Linux' defaults), and rank 0 reads none while it waits for a step. Reports
-of KV wait for room, for there are as many as reads under way; what else is reported is bounded by the ring and by
-copies, and finds the rest of the socket free. So a follower goes on with its steps whatever has come of its reads.
+A socket holds a few hundred reports (278 by Linux' defaults), and rank 0 reads none while it waits for a step. As many
+reads of KV and copies may be under way, so their reports wait for room; those of free buffers are as many as the ring
+has, and find the rest of the socket empty. So a follower goes on with its steps whatever has come of all else.
 """
 
 from __future__ import annotations
@@ -234,13 +234,12 @@ class FollowerEnd:
         self._report(ReportKind.FREE, self._reader.give_back())
 
     def copied(self, name: int) -> None:
-        """A copy is done."""
-        self._report(ReportKind.COPIED, name)
+        """A copy is done. Not from the thread that takes orders."""
+        self._report_with_room(ReportKind.COPIED, name)
 
     def tell_kv(self, report: bytes) -> None:
-        """Report about KV, from one thread; waits while a quarter of the socket is unread, which Linux calls full."""
-        select.select([], [self._socket], [])
-        self._report(ReportKind.KV, 0, report)
+        """Report about KV. Not from the thread that takes orders."""
+        self._report_with_room(ReportKind.KV, 0, report)
 
     def say(self, kind: ReportKind, sentence: str) -> None:
         """Say why this rank ends, as far as it is heard."""
@@ -248,6 +247,11 @@ class FollowerEnd:
             self._report(kind, 0, sentence.encode()[:_SENTENCE_BYTES])
         except OSError:
             return
+
+    def _report_with_room(self, kind: ReportKind, number: int, sentence: bytes = b"") -> None:
+        """Wait while more than a quarter of the socket is unread: then Linux says that it cannot be written."""
+        select.select([], [self._socket], [])
+        self._report(kind, number, sentence)
 
     def _report(self, kind: ReportKind, number: int, sentence: bytes = b"") -> None:
         self._socket.send(_REPORT.pack(kind, number) + sentence)
