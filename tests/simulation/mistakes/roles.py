@@ -22,7 +22,7 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "shared.kv.kv_memory.KvMemory": {"each row of a step gets a page": "allocate_one_each"},
     # ---- leases and transfers ----
-    "shared.transfer.grants._Grant": {"a lease covers pages": "covers"},
+    "shared.transfer.grants.Grant": {"a lease covers pages": "covers"},
     "shared.transfer.grants.Grants": {
         "a lease is granted": "write",
         "a reader is told a word": "tell",
