@@ -48,6 +48,9 @@ class PartReader(Protocol):
     def settle(self) -> None:
         """Let whatever computes with this rank's pages see the bytes of its reads that have ended."""
 
+    def begin_close(self) -> None:
+        """Let the reader's end begin where another process brings it about; `close` follows."""
+
     def close(self) -> None:
         """Destroy the reader: when this returns nothing lands any more in this rank's pages."""
 
@@ -133,6 +136,9 @@ class RankReader:
         """See `PartReader`."""
         self._pages.access.settle()
 
+    def begin_close(self) -> None:
+        """See `PartReader`. It ends here."""
+
     def close(self) -> None:
         """See `PartReader`. A device that copies on its own outlives the transport's reader."""
         self._reader.close()
@@ -190,7 +196,9 @@ class WorkerReader:
             rank.settle()
 
     def close(self) -> None:
-        """See `PartReader`."""
+        """See `PartReader`. All ranks do it at the same time: the worker's loop waits for the slowest, not for each."""
+        for rank in self._others:
+            rank.begin_close()
         for rank in self._ranks:
             rank.close()
 

@@ -136,9 +136,8 @@ class ToldRank:
         """How reads of a generation have ended, as far as was taken over."""
         return self._ended[generation]
 
-    def close_reader(self, generation: int) -> None:
-        """Return when nothing of this generation lands any more."""
-        self.tell(CloseReader(generation))
+    def await_closed(self, generation: int) -> None:
+        """Return when nothing of this generation lands any more, which it was told."""
         self._wait_for(lambda: generation in self._closed, "closed a reader")
         self._closed.discard(generation)
         del self._ended[generation]
@@ -179,6 +178,7 @@ class ToldReader:
         self._rank = rank
         self._generation = generation
         self._posted = 0
+        self._closing = False
 
     def read_pages(
         self, baton: Baton, part: SlicePart, sources: Sequence[int], targets: Sequence[int]
@@ -209,9 +209,16 @@ class ToldReader:
     def settle(self) -> None:
         """See `PartReader`. The rank did that before it reported an end."""
 
+    def begin_close(self) -> None:
+        """See `PartReader`."""
+        self._closing = True
+        self._rank.tell(CloseReader(self._generation))
+
     def close(self) -> None:
         """See `PartReader`. `RankError` if the rank does not answer."""
-        self._rank.close_reader(self._generation)
+        if not self._closing:
+            self.begin_close()
+        self._rank.await_closed(self._generation)
 
     def _alone(self, baton: Baton, part: SlicePart) -> Baton:
         return msgspec.structs.replace(at_rank(baton, part.source), pages=())

@@ -13,7 +13,7 @@ from shared.transfer import fetches, slices
 from shared.transfer.fetches import Fetches
 from shared.transfer.protocol import FetchFailed
 from shared.transfer.rank_reader import RankReader, ReadHandle, WorkerReader
-from shared.transfer.ranks.commands import CloseReader, ReadEnded
+from shared.transfer.ranks.commands import ReadEnded
 from shared.transfer.ranks.service import RankService
 from shared.transfer.ranks.told_rank import ToldRank
 from shared.transfer.reader import ENDED, ReadState
@@ -157,11 +157,7 @@ def end_told_when_posted(patch: pytest.MonkeyPatch) -> None:
 
 def fence_without_an_answer(patch: pytest.MonkeyPatch) -> None:
     """Rank 0 tells a rank to close its reader, and does not wait until it has."""
-
-    def close(self: ToldRank, generation: int) -> None:
-        self.tell(CloseReader(generation))
-
-    patch.setattr(ToldRank, "close_reader", close)
+    patch.setattr(ToldRank, "await_closed", lambda *_: None)
 
 
 def refused_read_is_done(patch: pytest.MonkeyPatch) -> None:

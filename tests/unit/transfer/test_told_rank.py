@@ -139,6 +139,25 @@ def test_a_rank_that_does_not_answer_ends_the_worker(
         reader.close()
 
 
+def test_all_ranks_close_a_reader_at_the_same_time(
+    fabric: InProcessFabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that waited for one after the other would stand still as often as there are ranks."""
+    worker = ranked_worker(cut_of(4), Clock(), in_process(fabric, "four"), told=True)
+    served, told = worker.served, list[list[int]]()
+    assert served is not None
+    reader, wait = worker.transfer._make_reader(), served.wait
+
+    def note(rank: int, seconds: float) -> None:
+        told.append([each._told.qsize() for each in served.services])
+        wait(rank, seconds)
+
+    monkeypatch.setattr(served, "wait", note)
+    reader.close()
+    assert told[0] == [1, 1, 1]
+    assert told[-1] == [0, 0, 1], "and each of them is waited for"
+
+
 def test_an_offer_that_is_longer_than_the_port_takes_is_refused(served: ServedRanks) -> None:
     (rank,) = served.told()
     long = msgspec.structs.replace(offer_command(), uid="u" * served.command_bytes_max)
