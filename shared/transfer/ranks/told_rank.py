@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from shared.primitives.errors import RankError, TransferError
+from shared.primitives.tally import is_worth_a_line
 from shared.transfer.counters import KvCounters
 from shared.transfer.rank_reader import PartReader, at_rank
 from shared.transfer.ranks.commands import (
@@ -71,6 +72,7 @@ class ToldRank:
         self._port = port
         self._rank = rank
         self._generation = 0
+        self._refused = 0  # reads
         self._counters = KvCounters()
         self._offered: Offered | None = None
         self._made: dict[int, ReaderMade] = {}
@@ -166,7 +168,12 @@ class ToldRank:
 
     def _note_end(self, report: ReadEnded) -> None:
         if report.refusal:
-            log.warning("transfer.rank_refused", rank=self._rank, reason=report.refusal)
+            self._refused += 1
+            if is_worth_a_line(
+                self._refused
+            ):  # a peer that a rank cannot read costs each of its fetches some
+                reason, times = report.refusal, self._refused
+                log.warning("transfer.rank_refused", rank=self._rank, reason=reason, times=times)
         if (ended := self._ended.get(report.generation)) is not None:
             ended[report.read] = report.state
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from shared.primitives.errors import RankError, StartError, TransferError
 from shared.transfer.memory import PageMemory
@@ -82,10 +83,13 @@ def test_a_read_that_the_rank_cannot_post_has_ended(
 ) -> None:
     reader, baton = reader_of(served), worker.baton([4])
     fabric.unreachable.add(baton.holder.ranks[0].agent)
-    handle = read_of(reader, worker, baton)
-    served.services[0].turn(0)
-    reader.look()
-    assert reader.state(handle) is ReadState.REFUSED
+    with capture_logs() as lines:
+        for _ in range(5):
+            handle = read_of(reader, worker, baton)
+            served.services[0].turn(0)
+            reader.look()
+            assert reader.state(handle) is ReadState.REFUSED
+    assert [line["times"] for line in lines] == [1, 2, 4], "such a peer fills no log"
 
 
 def test_a_command_that_is_longer_than_the_port_takes_is_not_posted(
