@@ -39,7 +39,10 @@ from tests.waiting import until
 pytestmark = needs_prefill("no pages are fetched")
 
 STREAMS = 8
-OUTGROWN = 120  # tokens of each stream, which together need three times the pages
+MEMORY_BYTES = 8 << 30  # that a worker may take: each rank sets 1 GiB apart for graphs, and uses little of it
+MANY_TOKENS = (
+    120  # of a stream: eight of them need three times the pages of `two_and_two`, and last some seconds
+)
 LONG: dict[str, Any] = GREEDY | {"max_tokens": 40}
 HOST_CUDA = ["--device", "cuda-on-cpu", "--dtype", "float32", "--threads", "2", "--log-level", "info"]
 
@@ -61,7 +64,8 @@ def ranked(model: Path, prefill: int, decode: int, transport: str, **of_decode: 
     """A prefill and a decode worker of so many ranks, which compute no prompts at decode."""
     flags = ["--model", str(model), *HOST_CUDA, "--local-prefill", "fallback"]
     flags += ["--prefill-gpus", str(prefill), "--decode-gpus", str(decode), "--kv-transport", transport]
-    return deployment(*flags, config={"prefill": WORKER, "decode": WORKER | of_decode})
+    worker = WORKER | {"memoryBytes": MEMORY_BYTES}
+    return deployment(*flags, config={"prefill": worker, "decode": worker | of_decode})
 
 
 def fetched_pages_alone(running: LocalDeployment) -> bool:
@@ -158,9 +162,9 @@ def test_streams_that_outgrow_the_pages_leave_and_come_back(
 ) -> None:
     """To pages of the host, of each rank."""
     prompts = prompts_of(model)[:STREAMS]
-    answers = crowd(two_and_two.url, prompts, STREAMS, **LONG | {"max_tokens": OUTGROWN})
+    answers = crowd(two_and_two.url, prompts, STREAMS, **LONG | {"max_tokens": MANY_TOKENS})
     assert two_and_two.total("decode", "segue_retractions_total") > 0
-    assert_answers_of_transformers(model, prompts, answers, OUTGROWN)
+    assert_answers_of_transformers(model, prompts, answers, MANY_TOKENS)
 
 
 @pytest.mark.timeout(900)
@@ -200,7 +204,9 @@ def test_a_killed_rank_of_either_side_costs_no_stream_a_token(
     until(lambda: not two_and_two.held(), 30, "everything given back")
 
 
-def streamed(url: str, prompts: list[list[int]], disturb: Callable[[], object]) -> list[StreamedAnswer]:
+def streamed(
+    url: str, prompts: list[list[int]], disturb: Callable[[], object], tokens: int = LONG["max_tokens"]
+) -> list[StreamedAnswer]:
     """Answers to all prompts at once; when two have three pieces of text, this is done."""
 
     async def run() -> list[StreamedAnswer]:
@@ -216,7 +222,7 @@ def streamed(url: str, prompts: list[list[int]], disturb: Callable[[], object]) 
                 if pieces == 3 and begun[0] == 2:
                     disturb()
 
-            return await complete(client, prompt, count, **LONG)
+            return await complete(client, prompt, count, **LONG | {"max_tokens": tokens})
 
         async with client_of(url) as client:
             return await asyncio.gather(*map(one, prompts))
@@ -236,7 +242,16 @@ class DecodeWorkers:
         links = [free_port() for _ in ranks]
         common = ["--model", str(model), "--host", "127.0.0.1", "--log-level", "info"]
         of_workers = [*common, *HOST_CUDA[:-2], "--kv-interface", "lo", "--kv-layout", "head-major-1"]
-        of_workers += ["--kv-pages", "160", "--context-len", "256", "--max-running-requests", "8"]
+        of_workers += [
+            "--memory-bytes",
+            str(MEMORY_BYTES),
+            "--kv-pages",
+            "160",
+            "--context-len",
+            "256",
+            "--max-running-requests",
+            "8",
+        ]
         of_workers += ["--link-keys-file", str(folder / "worker.pem"), "--admin-port", "0"]
         self.workers = [
             Running("-m", "decode", *of_workers, "--tensor-parallel-size", str(each), "--links-port", str(at))
@@ -270,9 +285,9 @@ def test_a_worker_of_four_ranks_drains_to_one_of_two(model: Path, tmp_path: Path
     prompts = prompts_of(model)[:STREAMS]
     running = DecodeWorkers(model, tmp_path / "keys", (4, 2))
     try:
-        undisturbed = crowd(running.url, prompts, STREAMS, **LONG)
+        undisturbed = crowd(running.url, prompts, STREAMS, **LONG | {"max_tokens": MANY_TOKENS})
         drain = lambda: running.workers[0].process.terminate()  # noqa: E731
-        assert streamed(running.url, prompts, drain) == undisturbed
+        assert streamed(running.url, prompts, drain, MANY_TOKENS) == undisturbed
         assert running.workers[0].process.wait(60) == 0
         assert running.total("segue_migrations_total{cause=drain,outcome=migrated}") > 0
         assert running.total("segue_migrations_total{cause=drain,outcome=recomputed}") == 0
