@@ -61,6 +61,7 @@ MISTAKES = {
     "auth.enabled=maybe": ["/auth/enabled", "want boolean"],
     "router.config.apiKeysFile=/keys": ["/router/config", "apiKeysFile", "not allowed"],
     "decode.gpus=-1": ["/decode/gpus", "minimum"],
+    "prefill.gpus=17": ["/prefill/gpus", "maximum"],
     "prefill.dnsPolicy=Cluster": ["/prefill/dnsPolicy", "ClusterFirst"],
     "podDisruptionBudget.unhealthyPodEvictionPolicy=Never": ["unhealthyPodEvictionPolicy", "AlwaysAllow"],
     "extraObjects=3": ["/extraObjects", "want array"],

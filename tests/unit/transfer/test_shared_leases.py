@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 
 import pytest
 
@@ -95,3 +96,19 @@ def test_pages_that_are_read_while_their_lease_is_given_again_are_nobodys(
     assert table.word(2) == again[0]
     assert seen.pages({}, 2, again[0], [range(7, 9)]) is Verdict.GIVEN
     assert seen.pages({}, 2, again[0], [range(4, 5)]) is Verdict.BEYOND
+
+
+def test_a_table_takes_the_memory_of_what_leases_have_used_and_no_more() -> None:
+    leases, pages_max, used, pages = 4096, 1 << 20, 64, 2048  # 17 GB, if all of it were used
+    made = os.memfd_create("leases")
+    size = SharedLeases.bytes_for(leases, pages_max)
+    os.ftruncate(made, size)
+    written = WrittenGrants(SharedLeases(memoryview(mmap.mmap(made, size)), leases, pages_max))
+    for lease in range(used):
+        written.open(lease, tuple(range(pages)))
+    seen = SeenGrants(SharedLeases(memoryview(mmap.mmap(made, size)), leases, pages_max))
+    assert seen.pages({}, used - 1, written.read(used - 1), [range(pages)]) is Verdict.GIVEN
+    taken = os.fstat(made).st_blocks * 512
+    os.close(made)
+    # Words and counts are two arrays; a lease begins and ends in a page of memory that may not be full.
+    assert used * pages * 4 <= taken <= 16 * leases + used * (pages * 4 + 2 * mmap.PAGESIZE)
