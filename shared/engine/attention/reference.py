@@ -3,11 +3,16 @@
 Slow, and rows may round otherwise in another batch. On any device, with any layout of the cache's pages. Shapes depend
 on nothing but the sizes of arrays, so it can be captured in a graph; and as FlashInfer does, it reads where pages begin
 from a plan that the host wrote, so a stale plan gives wrong tokens here as well.
+
+What is computed once keys are written is one operation of torch: a graph on the CPU keeps each operation's result for
+good, and gathered keys are a thousand times as large as what attention returns. There it also computes with the keys
+that are there, where a graph of a GPU computes with as many as there may be.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,43 +113,83 @@ class ReferenceStep:
         pages, slots = batch.cells()
         for cell, new in zip(cells, (k, v), strict=True):
             cell[pages, :, slots] = kept(new, cell.dtype)
-        request = batch.batch_indices.long()
-        row = torch.arange(len(q), device=q.device) - batch.qo_indptr[request]
-        requests, (heads, head_dim) = len(batch.kv_last_page_len), q.shape[1:]
-        queries = torch.zeros(requests, self._rows, heads, head_dim, device=q.device)
-        queries[request, row] = q.float()
-        place = torch.full((requests, self._rows), -1, dtype=torch.int32, device=q.device)
-        place[request, row] = batch.positions
-        keys, values = self._gather(cells)
-        return self._attend(layer, queries, keys, values, place, transform.sinks)[request, row].to(q.dtype)
+        config = self._config
+        window, cap = config.windows[layer], config.attention_cap
+        sizes = [batch.page_size, self._rows, self._tokens, _NO_WINDOW if window is None else window]
+        scores = [config.attention_scale, *([] if cap is None else [cap])]
+        attended: Tensor = torch.ops.segue.attend_to_pages(
+            q, list(cells), [getattr(batch, name) for name in _ARRAYS], transform.sinks, sizes, scores
+        )
+        return attended
 
-    def _gather(self, cells: tuple[Tensor, Tensor]) -> list[Tensor]:
-        """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
-        batch, token = self._batch, torch.arange(self._tokens, device=self._cache.store.device)
-        entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
-        page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()
-        held = token < batch.kv_lens.unsqueeze(1)
-        page, slot = torch.where(held, page, 0), token % batch.page_size
-        return [torch.where(held[:, :, None, None], cell[page, :, slot].float(), 0.0) for cell in cells]
 
-    def _attend(
-        self, layer: int, q: Tensor, keys: Tensor, values: Tensor, place: Tensor, sinks: Tensor | None
-    ) -> Tensor:
-        """q [requests, rows, heads, head_dim], place [requests, rows]: the position of each query → as q."""
-        shared = self._config.heads // self._config.kv_heads  # query heads of a key-value head
-        keys, values = (each.repeat_interleave(shared, dim=2) for each in (keys, values))
-        scores = torch.einsum("nqhd,nkhd->nhqk", q, keys) * self._config.attention_scale
-        scores = soft_cap(scores, self._config.attention_cap)
-        token = torch.arange(self._tokens, device=q.device)
-        hidden = token > place.unsqueeze(2)
-        if (window := self._config.windows[layer]) is not None:
-            hidden |= token <= place.unsqueeze(2) - window
-        scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
-        if sinks is not None:
-            column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-            scores = torch.cat((scores, column), dim=-1)
-        weights = scores.softmax(-1)[..., : self._tokens]
-        return torch.einsum("nhqk,nkhd->nqhd", weights, values)
+_NO_WINDOW = -1
+_ARRAYS = [field.name for field in fields(PagedBatch) if field.name != "page_size"]
+_LIBRARY: Any = torch.library.Library("segue", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "attend_to_pages(Tensor q, Tensor[] cells, Tensor[] batch, Tensor? sinks, int[] sizes, float[] scores) -> Tensor"
+)
+
+
+def _attend_to_pages(
+    q: Tensor,
+    cells: list[Tensor],
+    arrays: list[Tensor],
+    sinks: Tensor | None,
+    sizes: list[int],
+    scores: list[float],
+) -> Tensor:
+    """Attend with q [rows, heads, head_dim] to `cells`, keys and values [pages, kv_heads, page_size, head_dim]; as q.
+
+    `arrays`: those of `PagedBatch`; `sizes`: of a page, of the most rows and keys of a request, and of the window;
+    `scores`: what they are multiplied by, and perhaps capped at.
+    """
+    page_size, rows, tokens, window = sizes
+    batch = PagedBatch(page_size, **dict(zip(_ARRAYS, arrays, strict=True)))
+    request = batch.batch_indices.long()
+    row = torch.arange(len(q), device=q.device) - batch.qo_indptr[request]
+    if q.device.type == "cpu":
+        rows, tokens = min(rows, int(row.max()) + 1), min(tokens, int(batch.kv_lens.max()))
+    requests, (heads, head_dim) = len(batch.kv_last_page_len), q.shape[1:]
+    queries = torch.zeros(requests, rows, heads, head_dim, device=q.device)
+    queries[request, row] = q.float()
+    place = torch.full((requests, rows), -1, dtype=torch.int32, device=q.device)
+    place[request, row] = batch.positions
+    shared = heads // cells[0].shape[1]  # query heads of a key-value head
+    keys, values = (each.repeat_interleave(shared, dim=2) for each in _gathered(cells, batch, tokens))
+    scale, cap = scores[0], scores[1] if len(scores) > 1 else None
+    weights = _weights(torch.einsum("nqhd,nkhd->nhqk", queries, keys), place, sinks, window, (scale, cap))
+    return torch.einsum("nhqk,nkhd->nqhd", weights, values)[request, row].to(q.dtype)
+
+
+_LIBRARY.impl("attend_to_pages", _attend_to_pages, "CompositeExplicitAutograd")
+
+
+def _gathered(cells: list[Tensor], batch: PagedBatch, tokens: int) -> list[Tensor]:
+    """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
+    token = torch.arange(tokens, device=cells[0].device)
+    entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
+    page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()
+    held = token < batch.kv_lens.unsqueeze(1)
+    page, slot = torch.where(held, page, 0), token % batch.page_size
+    return [torch.where(held[:, :, None, None], cell[page, :, slot].float(), 0.0) for cell in cells]
+
+
+def _weights(
+    scores: Tensor, place: Tensor, sinks: Tensor | None, window: int, scale: tuple[float, float | None]
+) -> Tensor:
+    """What each query [requests, heads, rows, tokens] takes of each key; place [requests, rows]: its position."""
+    tokens, (factor, cap) = scores.shape[-1], scale
+    scores = soft_cap(scores * factor, cap)
+    token = torch.arange(tokens, device=scores.device)
+    hidden = token > place.unsqueeze(2)
+    if window != _NO_WINDOW:
+        hidden |= token <= place.unsqueeze(2) - window
+    scores = scores.masked_fill(hidden.unsqueeze(1), -torch.inf)
+    if sinks is not None:
+        column = sinks.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, column), dim=-1)
+    return scores.softmax(-1)[..., :tokens]
 
 
 class _StaticStep(ReferenceStep):
