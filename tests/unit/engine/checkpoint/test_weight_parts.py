@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import multiprocessing
 import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def forbid_all_but(cut: Tensor, whole: Tensor) -> None:
 
 
 def read_under_guard(folder: Path, allowed: Part, asked: Part | None) -> None:
-    """Of a process: ends with 0 if what was asked for is right."""
+    """Of a process: raises if what was asked for is wrong."""
     with Weights(folder) as weights:
         whole = weights.take(NAME, SHAPE, torch.bfloat16)  # a view of the mapped file, which reads nothing
         forbid_all_but(whole[allowed.index_in(SHAPE)], whole)
@@ -58,25 +59,46 @@ def read_under_guard(folder: Path, allowed: Part, asked: Part | None) -> None:
         assert torch.equal(found, NUMBERS.float()[asked.index_in(SHAPE)] if asked else NUMBERS.float())
 
 
-@pytest.mark.parametrize(
-    ("allowed", "asked", "died"),
-    [
-        (ROWS, ROWS, False),
-        (COLUMNS, COLUMNS, False),
-        (ROWS, Part(3, 6), True),
-        (COLUMNS, Part(8192, 24576, dim=1), True),
-        (ROWS, None, True),
-        (COLUMNS, None, True),
-    ],
-    ids=str,
-)
-def test_a_part_is_read_and_no_more(folder: Path, allowed: Part, asked: Part | None, died: bool) -> None:
-    process = multiprocessing.get_context("spawn").Process(
-        target=read_under_guard, args=(folder, allowed, asked)
-    )
+CASES: dict[
+    str, tuple[Part, Part | None, bool]
+] = {  # what may be read, what is asked for, and whether that dies
+    "rows": (ROWS, ROWS, False),
+    "columns": (COLUMNS, COLUMNS, False),
+    "rows and one more": (ROWS, Part(3, 6), True),
+    "columns and more": (COLUMNS, Part(8192, 24576, dim=1), True),
+    "all where rows may be read": (ROWS, None, True),
+    "all where columns may be read": (COLUMNS, None, True),
+}
+
+
+def read_each_under_guard(folder: Path, codes: Connection) -> None:
+    """Of a process of one thread, which each case leaves by a fork: so torch is imported once. Sends how they ended."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    for name, (allowed, asked, _) in CASES.items():
+        process = context.Process(target=read_under_guard, args=(folder, allowed, asked))
+        process.start()
+        process.join()
+        codes.send((name, process.exitcode))
+
+
+@pytest.fixture(scope="module")
+def ended(folder: Path) -> dict[str, int]:
+    """The exit code of each case."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=read_each_under_guard, args=(folder, there))
     process.start()
+    there.close()
+    found = dict(here.recv() for _ in CASES)
     process.join()
-    assert process.exitcode == (-signal.SIGSEGV if died else 0)
+    assert process.exitcode == 0
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_part_is_read_and_no_more(ended: dict[str, int], name: str) -> None:
+    assert ended[name] == (-signal.SIGSEGV if CASES[name][2] else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
