@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ def skip_without_compiler() -> None:
         pytest.skip("there is no g++ to compile with")
 
 
+@cache
 def kernels_of(source: Path) -> list[str]:
     """The names of a source's kernels."""
     return _KERNEL.findall(expanded(source))

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from shared.engine.cuda.kernels import gemv, head_kernels, int4_tiles, packed_ex
 from shared.engine.cuda.kernels.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.kernels.host_kernels import kernels_of, skip_without_compiler
+
+compiled = cache(compile_for)  # both tests look at most of these: NVRTC takes a second or two for each
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
@@ -25,7 +28,7 @@ from tests.unit.engine.cuda.kernels.host_kernels import kernels_of, skip_without
 )
 def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
     try:
-        cubin = compile_for(source, architecture)
+        cubin = compiled(source, architecture)
     except StartError as error:
         if "missing" not in str(error):
             raise
@@ -69,7 +72,7 @@ def test_kernels_that_read_much_ask_for_several_loads_at_a_time(architecture: st
 
 def codes_of(source: Path, architecture: str) -> Iterator[tuple[str, bytes]]:
     """The machine code of each kernel: the sections `.text.NAME` of an ELF file of 64 bits."""
-    cubin = compile_for(source, architecture)
+    cubin = compiled(source, architecture)
     (start,) = struct.unpack_from("<Q", cubin, 0x28)
     count, of_names = struct.unpack_from("<HH", cubin, 0x3C)
     sections = [struct.unpack_from("<IIQQQQ", cubin, start + 64 * number) for number in range(count)]
