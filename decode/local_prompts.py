@@ -25,6 +25,8 @@ from shared.scheduling.step_cost import ExtendRate, StepCost
 
 # How many times the target a step may take beside which nobody decodes: somebody may join meanwhile.
 ALONE = 4
+# … and at least so many times what the smallest pass takes: else, where that takes longer, each page would pay for one.
+LEAST_PASSES = 2
 # Where rows that decode meet the target and no pass fits beside them, one in so many steps has one: of the tokens of a
 # stream 97 % come in time. It may take so many times the target.
 SPARSE_STEPS, SPARSE_SECONDS = 40, 2
@@ -269,7 +271,7 @@ class LocalPrompts:
     def _bound_seconds(self, decode_rows: int) -> float:
         """What a step may take that computes some of a prompt."""
         if not decode_rows:
-            return ALONE * self.itl_target_seconds
+            return max(ALONE * self.itl_target_seconds, LEAST_PASSES * self.cost.least.of(0))
         if self._fits_each(decode_rows):
             return self.itl_target_seconds
         if self._are_late(decode_rows):

@@ -258,3 +258,18 @@ def test_steps_of_one_page_do_not_stay_so_where_a_pass_costs_more_than_its_token
     assert sum(tokens) == 400
     assert step < 10
     assert req.kv_len == 400
+
+
+def test_where_nobody_decodes_a_pass_that_takes_longer_than_it_may_computes_more_than_a_page() -> None:
+    part, (req,) = local_prompts(400, tokens_max=64, target=0.005)
+    part.cost = StepCost()
+    tokens, step = [], 0
+    while part.extending:
+        step += 1
+        joins, chunks = part.plan(step, 0)
+        tokens.append(sum(len(row.token_ids) for row in chunks))
+        part.settle(ScheduleBatch(step, ForwardMode.EXTEND, joins, extend=chunks), 0.14 + 0.0002 * tokens[-1])
+    assert tokens[0] == PAGE_SIZE
+    assert sum(tokens) == 400
+    assert step < 15
+    assert req.kv_len == 400
