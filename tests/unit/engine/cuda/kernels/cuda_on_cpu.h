@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -21,7 +20,7 @@ struct Dimension {
 };
 static Dimension threadIdx, blockIdx, blockDim;
 struct Thread {
-  std::unique_ptr<char[]> stack;
+  char* stack;
   jmp_buf place;  // where it goes on
 };
 static std::vector<Thread> begun;  // those of a block, which waits for the next one when it has ended
@@ -125,10 +124,10 @@ static void run_blocks() {
 static void begin_thread() {
   constexpr int STACK = 1 << 17;
   Thread& thread = begun.emplace_back();
-  thread.stack.reset(new char[STACK]);
+  thread.stack = new char[STACK];
   ucontext_t begins;
   getcontext(&begins);
-  begins.uc_stack.ss_sp = thread.stack.get();
+  begins.uc_stack.ss_sp = thread.stack;
   begins.uc_stack.ss_size = STACK;
   begins.uc_link = nullptr;
   makecontext(&begins, run_blocks, 0);
