@@ -27,16 +27,26 @@ BEFORE, AFTER = 5, 6  # tokens
 PAGES, ELSEWHERE = range(6), range(20, 26)
 
 
-@pytest.fixture(params=DEVICES, ids=str)
+@pytest.fixture(scope="module", params=DEVICES, ids=str)
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     return dict(request.param)
 
 
-@pytest.fixture(params=EXPERT_FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module", params=EXPERT_FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a family; gpt-oss has sinks and windows."""
-    save_model(EXPERT_FAMILIES[request.param], tmp_path)
-    return tmp_path
+    made = tmp_path_factory.mktemp("model")
+    save_model(EXPERT_FAMILIES[request.param], made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, settings: dict[str, Any]) -> Driver:
+    """What slot 0 of an engine had undisturbed; it is closed."""
+    driver = begun(folder, settings)
+    driver.decode([0], AFTER)
+    driver.close()
+    return driver
 
 
 def begun(folder: Path, settings: dict[str, Any]) -> Driver:
@@ -55,11 +65,8 @@ def go_on(driver: Driver, pages: Sequence[int], tokens: list[int], beside: Seque
     driver.decode([*beside, 5], AFTER)
 
 
-def assert_undisturbed(driver: Driver, folder: Path, settings: dict[str, Any]) -> None:
+def assert_undisturbed(driver: Driver, alone: Driver, settings: dict[str, Any]) -> None:
     """The CPU engine gives the same bits; by the path of a GPU products have other rows, and sums other last bits."""
-    alone = begun(folder, settings)
-    alone.decode([0], AFTER)
-    alone.close()
     driver.close()
     expected = alone.logits[0][-AFTER:]
     assert driver.tokens[5] == alone.tokens[0][-AFTER:]
@@ -71,7 +78,7 @@ def assert_undisturbed(driver: Driver, folder: Path, settings: dict[str, Any]) -
             assert torch.equal(found, wanted)
 
 
-def test_a_retracted_request_is_computed_again(folder: Path, settings: dict[str, Any]) -> None:
+def test_a_retracted_request_is_computed_again(folder: Path, settings: dict[str, Any], alone: Driver) -> None:
     """In chunks and on other pages, with others in the batch, when another request has had its own."""
     driver = begun(folder, settings)
     tokens = driver.tokens[0]
@@ -83,10 +90,12 @@ def test_a_retracted_request_is_computed_again(folder: Path, settings: dict[str,
         joins = []
         driver.decode([1], 1)
     go_on(driver, ELSEWHERE, tokens, beside=[1])
-    assert_undisturbed(driver, folder, settings)
+    assert_undisturbed(driver, alone, settings)
 
 
-def test_a_retracted_request_comes_back_from_host_pages(folder: Path, settings: dict[str, Any]) -> None:
+def test_a_retracted_request_comes_back_from_host_pages(
+    folder: Path, settings: dict[str, Any], alone: Driver
+) -> None:
     driver = begun(folder, settings)
     host = range(len(PAGES))
     driver.device.start_backup(1, PAGES, host)
@@ -95,14 +104,14 @@ def test_a_retracted_request_comes_back_from_host_pages(folder: Path, settings: 
     driver.device.start_restore(2, host, ELSEWHERE)
     _until_copied(driver, 2)
     go_on(driver, ELSEWHERE, driver.tokens[0], beside=[1])
-    assert_undisturbed(driver, folder, settings)
+    assert_undisturbed(driver, alone, settings)
 
 
 def _until_copied(driver: Driver, copy_id: int) -> None:
     until(lambda: copy_id in driver.device.copies_done(), 10, f"copy {copy_id}")
 
 
-def test_a_request_goes_on_at_another_worker(folder: Path, settings: dict[str, Any]) -> None:
+def test_a_request_goes_on_at_another_worker(folder: Path, settings: dict[str, Any], alone: Driver) -> None:
     """By a transfer, of pages that its own engine then loses."""
     fabric, clock = InProcessFabric(), lambda: 0.0
     source, target = begun(folder, settings), Driver(folder, slots=8, **settings)
@@ -123,4 +132,4 @@ def test_a_request_goes_on_at_another_worker(folder: Path, settings: dict[str, A
     target.prefill(1, OTHER, PAGES)
     go_on(target, ELSEWHERE, source.tokens[0], beside=[1])
     source.close()
-    assert_undisturbed(target, folder, settings)
+    assert_undisturbed(target, alone, settings)
