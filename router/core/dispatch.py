@@ -347,7 +347,7 @@ class RouterCore:
         if not live.may_begin(self.settings.tenant_running_max, now):
             return None
         live.ways = None
-        way = self._local_prompts.way(live, now)
+        way = self._local_prompts.way(live, self._with_group(live, now), now)
         if way in ("prefill", "either"):
             return self._to_prefill(live, now, or_decode=way == "either")
         choice = self._local_prompts.place(live, now)

@@ -56,8 +56,8 @@ class LocalPlacement:
         """Look anew for workers that have turns: each of many waiting prompts asks for one."""
         self._may_have_turn = None
 
-    def way(self, live: LiveRequest, now: float) -> Way:
-        """Who is to compute the prompt."""
+    def way(self, live: LiveRequest, source: Worker | None, now: float) -> Way:
+        """Who is to compute the prompt; `source` is the prefill worker that has it from a sibling."""
         if not self._fleet.any_whole(live.need.model_name):
             return "prefill"
         if self._settings.local_prefill == "always" and not live.request.by_prefill:
@@ -74,8 +74,7 @@ class LocalPlacement:
             return "prefill"
         if self.waits_for_sibling(live, now):
             return "sibling"
-        group = live.sampling_group
-        return "prefill" if group is not None and group.source_for(now) is not None else "either"
+        return "prefill" if source is not None else "either"
 
     def place(self, live: LiveRequest, now: float) -> Placement[Worker] | None:
         """The decode worker that computes the prompt and goes on; None while none has room and a turn."""

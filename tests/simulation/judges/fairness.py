@@ -313,7 +313,7 @@ class JudgedRouterCore(JudgedCaches):
 
     def _serves(self, live: LiveRequest, now: float) -> bool:
         """Whether a decode worker takes the request with its prompt; or either kind of worker, if both may have it."""
-        way = self._local_prompts.way(live, now)
+        way = self._local_prompts.way(live, self._with_group(live, now), now)
         if way == "prefill" or not self._may_begin(live, now):
             return False
         if way != "either":
@@ -341,9 +341,9 @@ class JudgedRouterCore(JudgedCaches):
 
     def _takes(self, live: LiveRequest, now: float) -> bool:
         """Whether a prefill worker takes the request."""
-        if not self._may_begin(live, now) or self._local_prompts.way(live, now) != "prefill":
-            return False
         source = self._with_group(live, now)
+        if not self._may_begin(live, now) or self._local_prompts.way(live, source, now) != "prefill":
+            return False
         able = [source] if source else placement.prefill_workers(live.need, self.fleet)
         workers, _ = self._to_begin_at(live, able, now)
         may_take = self._unreachable_pairs.holders(workers, self.fleet, now)

@@ -35,10 +35,10 @@ def _keep_pages_of_prompts(release: Any, endings: Any, req: Any) -> None:
         release(endings, req)
 
 
-def _whoever_asks(way: Any, places: Any, live: Any, now: float) -> Any:
+def _whoever_asks(way: Any, places: Any, live: Any, source: Any, now: float) -> Any:
     other = copy(live)
     other.request = replace(live.request, by_prefill=False)
-    return way(places, other, now)
+    return way(places, other, source, now)
 
 
 def _never_back() -> Instead:
@@ -134,7 +134,7 @@ MISTAKES: dict[str, Mistakes] = {
             )
         },
         "decode computes prompts that prefill workers would take": {
-            "who computes a prompt": lambda _, parts, live, _now: (
+            "who computes a prompt": lambda _, parts, live, _source, _now: (
                 "no_prefill" if get(parts, "some decode worker computes")(live) else "prefill"
             )
         },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from router.core.effects import RequestFailed
-from shared.wire.messages import Cancel, Decode, Draining, Migrate, Prefill
+from router.core.requests.sampling_group import split_choices
+from shared.wire.messages import Cancel, Decode, Draining, Migrate, Prefill, Serve
+from tests.unit.router.core.queueing.test_local_prompts import LONG, deployment
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
 
 
@@ -170,3 +172,16 @@ def test_a_worker_that_two_could_not_read_from_computes_nothing_while_another_ca
     for rid in ("a", "b", "c"):
         world.submit(request(rid))
         assert world.placed(Prefill, rid) == "p1"
+
+
+def test_a_sibling_does_not_wait_for_the_worker_with_its_prompt_whose_pages_nobody_can_read() -> None:
+    world = deployment(prefill=1, local_prefill="short")
+    first, second = split_choices(request("g", LONG[:32]), ["g0", "g1"])
+    world.submit(first)
+    world.prefilled("p0", "g0", 10)
+    assert world.placed(Decode, "g0") == "d0"
+    world.refused("d0", "g0", "unreachable")
+    world.loaded("p0", extend_rate=1000.0, queued=3, queued_tokens=5000)
+    world.loaded("d0", extend_rate=500.0)
+    world.submit(second)
+    assert world.placed(Serve, "g1") == "d0"
