@@ -45,8 +45,8 @@ def _never_back() -> Instead:
     """Once there was no prefill worker, there is none any more."""
     gone = set[Any]()
 
-    def way(real: Any, parts: Any, live: Any, now: float) -> Any:
-        why = real(parts, live, now)
+    def way(real: Any, parts: Any, live: Any, source: Any, now: float) -> Any:
+        why = real(parts, live, source, now)
         if why == "no_prefill":
             gone.add(parts)
         return "no_prefill" if parts in gone and get(parts, "some decode worker computes")(live) else why
