@@ -4,6 +4,7 @@
 #   make check                                    before each commit: linters, types, contracts, tests/tidy and the unit tests but the engine's
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
 #   make aggregated                               answers, the API and abuse without prefill workers; ARGS="-m aggregated": as CI, a test of each file
+#   make ranked                                   answers with workers of two ranks over gloo, without a GPU
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
@@ -34,11 +35,11 @@ define SHOW
   esac; done; }
 endef
 
-.PHONY: setup serve check quick-tests test aggregated clients images release publish cluster-test upgrade-test lint audit docs goldens simulate bench clean
+.PHONY: setup serve check quick-tests test aggregated ranked clients images release publish cluster-test upgrade-test lint audit docs goldens simulate bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make setup | serve | check | test | aggregated | images | release | publish | cluster-test | upgrade-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
+	@echo "make setup | serve | check | test | aggregated | ranked | images | release | publish | cluster-test | upgrade-test | lint | audit | docs | goldens | simulate | bench | clean; see the top of the Makefile"
 
 setup: $(STAMP)
 
@@ -95,6 +96,10 @@ AGGREGATED := $(addprefix tests/integration/,models answers routers/test_api_key
 # Deployments of these tests start no prefill worker: decode workers compute prompts, and metrics must show it.
 aggregated: setup
 	SEGUE_TEST_AGGREGATED=1 $(PYTEST) tests/abuse $(AGGREGATED) $(ARGS)
+
+# Deployments of these tests have workers of several ranks, on cuda-on-cpu; such a worker is several processes.
+ranked: setup
+	SEGUE_TEST_RANKS=2 $(PYTEST) --numprocesses 0 tests/integration/answers $(ARGS)
 
 images: setup
 	images/build

@@ -19,6 +19,7 @@ from tests.integration.deployments.aggregated import PROMPT_ROLE
 from tests.integration.deployments.cut_model import cut_model
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import busy_worker, continuations
+from tests.integration.deployments.ranked import same
 from tests.integration.deployments.streams import client_of
 from tests.integration.models.prompts import varied_prompts
 from tests.waiting import until
@@ -87,7 +88,7 @@ def test_they_are_the_same_bits_from_a_cached_prompt(
     exact: LocalDeployment, prompts: list[list[int]], alone: list[list[Entry]]
 ) -> None:
     before = exact.total(PROMPT_ROLE, "segue_cache_hit_tokens_total")
-    assert [told(exact.client, prompt) for prompt in prompts] == alone
+    assert same([told(exact.client, prompt) for prompt in prompts], alone)
     assert exact.total(PROMPT_ROLE, "segue_cache_hit_tokens_total") > before
 
 
@@ -99,7 +100,7 @@ def test_they_are_the_same_bits_among_eight(
     before = [exact.total("decode", name) for name in names]
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda prompt: told(exact.client, prompt), prompts))
-    assert together == alone
+    assert same(together, alone)
     tokens, steps = (exact.total("decode", name) - then for name, then in zip(names, before, strict=True))
     assert tokens >= 2 * steps, "there was no crowd"
 
@@ -108,7 +109,7 @@ def test_they_are_the_same_bits_among_eight(
 def test_they_are_the_same_bits_from_other_chunks(prompts: list[list[int]], alone: list[list[Entry]]) -> None:
     chunked = {"prefill": EXACT | {"chunkedPrefillSize": 48}, "decode": EXACT}
     with deployment(config=chunked) as running:
-        assert [told(running.client, prompt) for prompt in prompts] == alone
+        assert same([told(running.client, prompt) for prompt in prompts], alone)
         assert running.total(PROMPT_ROLE, "segue_steps_total{mode=extend}") > 2 * len(prompts)
 
 
@@ -119,7 +120,7 @@ def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: 
     until(lambda: not two_each.held(), 10, "its end on the workers, so that only the other one is busy")
     before = continuations(two_each)
     entries = asyncio.run(_killed_once(two_each, longer))
-    assert entries == undisturbed
+    assert same(entries, undisturbed)
     assert continuations(two_each) > before
     until(two_each.all_linked, 30, "all workers' readiness")
 

@@ -7,12 +7,13 @@ import pytest
 from tests.integration.deployments.aggregated import AGGREGATED, needs_prefill
 from tests.integration.deployments.cut_model import LAYERS
 from tests.integration.deployments.deployment import LocalDeployment
+from tests.integration.deployments.ranked import RANKED
 from tests.integration.deployments.streams import crowd
 from tests.waiting import until
 
 LONG = "Why is the sky blue? " * 50  # above 1 MiB of KV, so that the fetch measures its link
-# Layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights.
-PAGE_BYTES = len(LAYERS) * 2 * 3 * 16 * 64 * 2
+# Layers, K|V, KV heads, tokens, head_dim, float16 beside 4-bit weights; ranks share a fourth head, and keep float32.
+PAGE_BYTES = len(LAYERS) * 2 * (4 * 16 * 64 * 4 if RANKED else 3 * 16 * 64 * 2)
 
 
 @needs_prefill("no KV moves")

@@ -3,6 +3,9 @@
 The layers are chosen so that answers do not repeat themselves, for a comparison of such answers would see little. Of 48
 greedy tokens after each of the `varied_prompts` of up to 300 tokens, at least 25 are distinct, 36 on the average, and
 at least 6 of the last 16. With the whole model they are 6, 22 and 6; with its first six layers 2, 5 and 1.
+
+For workers of several ranks (`ranked`) it has more heads, of zeros, no packed weights, and three layers, since each has
+two sums of ranks: of 48 tokens after six such prompts at least 16 are distinct, 36 on the average, 11 of the last 16.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import tempfile
 from pathlib import Path
 
 from shared.local.model_store import cache_folder, resolve
+from tests.integration.deployments.ranked import RANKED, RANKS, widen, widened
 
-LAYERS = (0, 1, 2, 3, 4, 28, 29)
+LAYERS = (0, 3, 29) if RANKED else (0, 1, 2, 3, 4, 28, 29)
 
 
 @functools.cache
@@ -24,6 +28,7 @@ def cut_model() -> Path:
     """The folder of the model that is cut, made on first use; clients call it smollm2, too."""
     whole = resolve("smollm2", lambda _line: None)
     stamp = (whole / "converted_from.json").read_bytes() + repr(LAYERS).encode()
+    stamp += f", {RANKS} ranks".encode() if RANKED else b""
     parent = cache_folder() / "cut" / hashlib.blake2b(stamp, digest_size=8).hexdigest()
     folder = parent / whole.name
     if not folder.exists():
@@ -49,12 +54,15 @@ def _cut(whole: Path, folder: Path) -> None:
     names = {old: name for old in stored if (name := _name_here(old))}
     folder.mkdir()
     weights = {name: stored[old] for old, name in names.items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write_packed(folder, {name: packed.take(old) for old, name in names.items() if old in packed})
     config = json.loads((whole / "config.json").read_text(encoding="utf-8"))
-    (folder / "config.json").write_text(
-        json.dumps(config | {"num_hidden_layers": len(LAYERS)}), encoding="utf-8"
-    )
+    config |= {"num_hidden_layers": len(LAYERS)}
+    if RANKED:
+        config = widened(config, RANKS)
+        weights = widen(weights, config)
+    else:
+        write_packed(folder, {name: packed.take(old) for old, name in names.items() if old in packed})
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(whole / name, folder)
 

@@ -21,6 +21,7 @@ import yaml
 
 from tests.integration.deployments.aggregated import AGGREGATED, at_prefill, config_of_shape, flags_of_shape
 from tests.integration.deployments.cut_model import cut_model
+from tests.integration.deployments.ranked import RANKED, config_of_ranks, flags_of_ranks, require_ranks
 from tests.integration.deployments.running import Running
 from tests.metric_pages import held_in, samples_of
 from tests.waiting import until
@@ -121,6 +122,8 @@ def deployment(
     port = free_port()
     cheap = () if as_shipped or "--model" in flags else ("--model", str(cut_model()), "--threads", "1")
     config = config if as_shipped else at_prefill(config)
+    if ranked := RANKED and bool(cheap) and "--device" not in flags:
+        flags, config = flags_of_ranks(flags), config_of_ranks(config)
     command = segue_up("--router-port", str(port), *cheap, *flags, config=config, environment=environment)
     base_url = f"http://127.0.0.1:{port}/v1"
     client = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=180.0)
@@ -131,6 +134,9 @@ def deployment(
         yield running
         if AGGREGATED:
             _require_local_prompts(running)
+        if ranked:
+            until(running.all_linked, 120, "the return of all workers")
+            require_ranks(running)
     finally:
         client.close()
         command.close()

@@ -20,6 +20,7 @@ import pytest
 from shared.worker.signals import END_SECONDS
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess, deployment
 from tests.integration.deployments.observing import busy_worker
+from tests.integration.deployments.ranked import followers_of
 from tests.integration.deployments.running import Running, ended_within
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
 from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
@@ -184,12 +185,6 @@ def disturbed(
             return await asyncio.gather(*map(one, prompts))
 
     return asyncio.run(run())
-
-
-def followers_of(worker: int) -> list[int]:
-    """Processes of the other ranks, rank 1 first."""
-    children = Path(f"/proc/{worker}/task/{worker}/children").read_text().split()
-    return sorted(map(int, children))
 
 
 # ---- one worker alone ------------------------------------------------------------------------------------------------

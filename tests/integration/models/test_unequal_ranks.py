@@ -19,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from tests.integration.deployments.aggregated import needs_prefill
 from tests.integration.deployments.deployment import LocalDeployment, deployment, free_port
+from tests.integration.deployments.ranked import followers_of
 from tests.integration.deployments.running import Running
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete, crowd
 from tests.integration.models.answers_of_transformers import assert_answers_of_transformers
@@ -30,7 +31,6 @@ from tests.integration.models.served_models import (
     saved_as_clients_call_it,
     vocab_size,
 )
-from tests.integration.models.test_ranks import followers_of
 from tests.link_keys import write_new_keys
 from tests.metric_pages import samples_of
 from tests.unit.engine.tiny_models import SIZES
