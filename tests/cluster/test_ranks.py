@@ -35,8 +35,9 @@ pytestmark = [
     ),
 ]
 
-# Tokens. LONG: a pod that is replaced leaves when the new one has started; LONGEST: and one rank alone is quicker.
-LONG, LONGEST, CONTEXT = 420, 640, 704
+# Tokens. SHORT: a killed worker ends within a second; LONG: a pod that is replaced leaves when the new one has started;
+# LONGEST: and one rank alone is quicker.
+SHORT, LONG, LONGEST, CONTEXT = 240, 420, 640, 704
 PROMPTS = [f"Chapter {number}. The expedition left the harbour at dawn" for number in range(8)]
 LATER = [Plan(f"Letter {number}. Dear friend", 20) for number in range(2)]
 # A rank keeps 1 GiB for graphs, and lets half of the limit alone; the node has another release.
@@ -126,7 +127,7 @@ def test_a_killed_rank_is_a_killed_container(ranked: HelmRelease, disturbed: Dis
         os.kill(pids[1], signal.SIGKILL)
         assert ended_within(pids, soon(1))
 
-    disturbed("`kill -9` of rank 1, the only decode pod", kill, lambda: not node.is_running(pids[0]), LONG)
+    disturbed("`kill -9` of rank 1, the only decode pod", kill, lambda: not node.is_running(pids[0]), SHORT)
     (now,) = ranked.cluster.pods("decode")
     assert (now.name, now.restarts) == (pod.name, pod.restarts + 1)
     said = ranked.cluster.kubectl("logs", pod.name, "--previous")

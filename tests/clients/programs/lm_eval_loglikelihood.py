@@ -1,4 +1,4 @@
-"""lm-eval's `local-completions` beside its `hf` model: the loglikelihoods of 200 requests, and a few generations."""
+"""lm-eval's `local-completions` beside its `hf` model: the loglikelihoods of 100 requests, and a few generations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from told import BASE_URL, MODEL, Sums
 
-REQUESTS = 200
+REQUESTS = 100
 TOLERANCE = 1e-3
 TEXT = (
     "the river ran below a town of seven bridges where an old clock told two hours and nobody minded much because "
