@@ -5,8 +5,8 @@ on nothing but the sizes of arrays, so it can be captured in a graph; and as Fla
 from a plan that the host wrote, so a stale plan gives wrong tokens here as well.
 
 What is computed once keys are written is one operation of torch: a graph on the CPU keeps each operation's result for
-good, and gathered keys are a thousand times as large as what attention returns. There it also computes with the keys
-that are there, where a graph of a GPU computes with as many as there may be.
+good, and gathered keys are a thousand times as large as what attention returns. There it also computes with the
+requests and keys that are there, where a graph of a GPU computes with as many as there may be.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.library import Library
 
 from shared.engine.attention.heads import HeadTransform, kept
 from shared.engine.attention.protocol import PagedBatch, PlanGuard, soft_cap
@@ -125,7 +126,7 @@ class ReferenceStep:
 
 _NO_WINDOW = -1
 _ARRAYS = [field.name for field in fields(PagedBatch) if field.name != "page_size"]
-_LIBRARY: Any = torch.library.Library("segue", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY: Any = Library("segue", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "attend_to_pages(Tensor q, Tensor[] cells, Tensor[] batch, Tensor? sinks, int[] sizes, float[] scores) -> Tensor"
 )
@@ -148,15 +149,19 @@ def _attend_to_pages(
     batch = PagedBatch(page_size, **dict(zip(_ARRAYS, arrays, strict=True)))
     request = batch.batch_indices.long()
     row = torch.arange(len(q), device=q.device) - batch.qo_indptr[request]
+    first_entries, kv_lens = batch.kv_indptr[:-1], batch.kv_lens
     if q.device.type == "cpu":
-        rows, tokens = min(rows, int(row.max()) + 1), min(tokens, int(batch.kv_lens.max()))
-    requests, (heads, head_dim) = len(batch.kv_last_page_len), q.shape[1:]
+        used, request = torch.unique(request, return_inverse=True)
+        first_entries, kv_lens = first_entries[used], kv_lens[used]
+        rows, tokens = min(rows, int(row.max()) + 1), min(tokens, int(kv_lens.max()))
+    requests, (heads, head_dim) = len(kv_lens), q.shape[1:]
     queries = torch.zeros(requests, rows, heads, head_dim, device=q.device)
     queries[request, row] = q.float()
     place = torch.full((requests, rows), -1, dtype=torch.int32, device=q.device)
     place[request, row] = batch.positions
     shared = heads // cells[0].shape[1]  # query heads of a key-value head
-    keys, values = (each.repeat_interleave(shared, dim=2) for each in _gathered(cells, batch, tokens))
+    gathered = _gathered(cells, batch, first_entries, kv_lens, tokens)
+    keys, values = (each.repeat_interleave(shared, dim=2) for each in gathered)
     scale, cap = scores[0], scores[1] if len(scores) > 1 else None
     weights = _weights(torch.einsum("nqhd,nkhd->nhqk", queries, keys), place, sinks, window, (scale, cap))
     return torch.einsum("nhqk,nkhd->nqhd", weights, values)[request, row].to(q.dtype)
@@ -165,12 +170,17 @@ def _attend_to_pages(
 _LIBRARY.impl("attend_to_pages", _attend_to_pages, "CompositeExplicitAutograd")
 
 
-def _gathered(cells: list[Tensor], batch: PagedBatch, tokens: int) -> list[Tensor]:
-    """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros."""
+def _gathered(
+    cells: list[Tensor], batch: PagedBatch, first_entries: Tensor, kv_lens: Tensor, tokens: int
+) -> list[Tensor]:
+    """Gather each [pages, kv_heads, page_size, head_dim] to [requests, tokens, kv_heads, head_dim], then zeros.
+
+    Requests are those whose pages begin at `first_entries` of the batch's, and have `kv_lens` tokens.
+    """
     token = torch.arange(tokens, device=cells[0].device)
-    entry = batch.kv_indptr[:-1].unsqueeze(1) + token // batch.page_size
+    entry = first_entries.unsqueeze(1) + token // batch.page_size
     page = batch.kv_indices[entry.clamp(max=len(batch.kv_indices) - 1)].long()
-    held = token < batch.kv_lens.unsqueeze(1)
+    held = token < kv_lens.unsqueeze(1)
     page, slot = torch.where(held, page, 0), token % batch.page_size
     return [torch.where(held[:, :, None, None], cell[page, :, slot].float(), 0.0) for cell in cells]
 
