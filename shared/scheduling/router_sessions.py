@@ -5,9 +5,13 @@ passes `Renew` and `Release` on to the leases, and ends leases that were not ren
 gives it every link event first and handles what comes back: the commands of its own role, and a session's end, at
 which the requests of that router end.
 
-`Load` is pushed at once to a router that has just come, and when there is a request where none was: a router takes a
-worker that reports none for one that has lost what it was given. Otherwise it is pushed when it changed, at most every
-`load_seconds`.
+`Load` is pushed at once to a router that has just come, and to all when there is a request where none was: a router
+takes a worker that reports none for one that has lost what it was given. Otherwise it is pushed when it changed, to
+each router at most every `load_seconds`, and to one at a time:
+
+    router-0 ──┬───────┬─────►       all that hear of the same free pages at once ask for them at once, and
+    router-1 ──┼───┬───┼───┬─►       all but one are refused; the next one's load tells what the last one took
+             load_seconds
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from shared.wire.messages import DrainAck, Draining, Failed, Hello, Load, Messag
 
 
 class RouterSessions:
-    """The routers with a session, in the order they connected. Effects are appended in the order of their causes."""
+    """The routers with a session. Effects are appended in the order of their causes."""
 
     def __init__(
         self, leases: LeaseTable, load: Callable[[], Load], load_seconds: float, effects: list[WorkerEffect]
@@ -33,7 +37,8 @@ class RouterSessions:
         self._load_seconds = load_seconds
         self._effects = effects
         self._hellos: dict[str, Hello] = {}
-        self._sent: dict[str, Load | None] = {}  # the load that each router knows
+        # The load that each router knows; whoever was told first is the first to be told again.
+        self._sent: dict[str, Load | None] = {}
         self._next_push = 0.0
         self._idle = True  # no request was in the last load that was pushed
         self._acknowledged: set[str] = set()  # routers that send nothing new
@@ -85,7 +90,7 @@ class RouterSessions:
             load = self._load()
             if now >= self._next_push or not _is_idle(load):
                 self._push(load)
-                self._next_push = now + self._load_seconds
+                self._next_push = now + self._load_seconds / len(self._sent)
                 self._idle = _is_idle(load)
 
     def next_deadline(self) -> float | None:
@@ -108,7 +113,12 @@ class RouterSessions:
         self._leases.forget_router(router)
 
     def _push(self, load: Load) -> None:
-        for router in [router for router, sent in self._sent.items() if sent != load]:
+        """To the routers that have just come, or else to the one that was told first; to all at the first request."""
+        due = [router for router, sent in self._sent.items() if sent != load]
+        if not self._idle or _is_idle(load):
+            due = [router for router in due if self._sent[router] is None] or due[:1]
+        for router in due:
+            del self._sent[router]
             self._sent[router] = load
             self._effects.append(Send(router, load))
 

@@ -121,7 +121,12 @@ class FreePlaces:
         latest = (live.state_since + live.wait_until) / 2  # half of the time that it has left
         if self._now - CHANGED_SECONDS >= latest:
             return False
-        return self._now < live.worth_at < inf or any(self.whole_with_room(live, at_most=True)[0])
+        return self._may_wait_on(live) or any(self.whole_with_room(live, at_most=True)[0])
+
+    def _may_wait_on(self, live: LiveRequest) -> bool:
+        """Whether it waits for a decode worker that has it sooner, or had room for it when it was last tried."""
+        latest = (live.state_since + live.wait_until) / 2
+        return self._now - CHANGED_SECONDS < latest and self._now < live.worth_at < inf
 
     def _open_to_prompt(self, live: LiveRequest) -> Iterator[Worker]:
         """Prefill workers that would take the request."""
@@ -275,7 +280,8 @@ class FreePlaces:
         if live.avoided:
             return []  # nobody is woken when another one, which had room, has none any more
         if len(with_room) < 2:
-            return with_turn
+            # … nor when that is the better one that it waits for
+            return [] if self._may_wait_on(live) else with_turn
         if live.output:
             return []
         cached = self.expected(live, own=not self.ways(live)[0])

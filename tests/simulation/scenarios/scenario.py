@@ -81,12 +81,13 @@ class ScenarioSizes:
     max_queued_requests: int = 64
     waiting_seconds_max: float = 300.0  # so patient that nothing fails in a calm world, however full it is
     # a worker that drains in a calm world is gone for `drain_seconds` first
-    worker_return_seconds: float = 150.0
+    worker_return_seconds: float = 170.0
     request_seconds_max: float = 0.0
     losses_max: int = 3
     loss_seconds: float = 1.0
     step_seconds_max: float = 2.0  # no step takes as long
-    drain_seconds: float = 100.0  # in a calm world all answers end within it
+    # In a calm world all answers end within it, also where all but one of the decode workers drain.
+    drain_seconds: float = 120.0
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
     launches_cost: bool = True  # as on a CPU; not on a GPU

@@ -182,6 +182,7 @@ GATES = (
     ),
     Gate(
         scenario="fleet",
+        size=ScenarioSize(fleet=0.01, length=0.2),
         at_least=(
             ("fleet: goodput_tokens_per_second_by_one", 0.97),
             ("fleet, 4 routers: goodput_tokens_per_second_by_one", 0.97),
@@ -239,10 +240,14 @@ GATES = (
         scenario="small_pools",
         at_least=(("prompts: goodput_requests_per_second", 3.38),),
         at_most=(
-            ("prompts, 2 routers: no_room_refusals_a_request", 0.2),
-            ("prompts, 4 routers: no_room_refusals_a_request", 0.2),
+            ("prompts, 2 routers: no_room_refusals_a_request", 0.06),
+            ("prompts, 4 routers: no_room_refusals_a_request", 0.09),
             ("prompts: second_token_gap_p99", 3.0),
+            ("prompts, 2 routers: second_token_gap_p99", 3.0),
+            ("prompts, 4 routers: second_token_gap_p99", 3.0),
             ("prompts: long_pause_share", 0.02),
+            ("prompts, 2 routers: long_pause_share", 0.02),
+            ("prompts, 4 routers: long_pause_share", 0.02),
             ("prompts: no_room_refusals_a_request", 0.2),
         ),
         size=ScenarioSize(length=0.5),

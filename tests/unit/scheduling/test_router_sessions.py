@@ -82,11 +82,47 @@ def test_a_router_that_has_just_come_hears_the_load_at_once_and_then_only_change
     book.load = Load(queued=2)
     book.hear(PeerUp("second", HELLO))
     book.sessions.tick(2.01)
-    assert book.sent() == [("first", Load(queued=2)), ("second", Load(queued=2))]
-    book.load = Load(queued=3)
+    assert book.sent() == [("second", Load(queued=2))]
+    assert book.sessions.next_deadline() == 2.01 + LOAD_SECONDS / 2
     book.sessions.tick(2.05)
     assert book.sent() == []
-    assert book.sessions.next_deadline() == 2.01 + LOAD_SECONDS
+
+
+def test_routers_hear_of_a_change_in_turn_each_as_often_as_if_it_were_alone() -> None:
+    book = SessionsAndLeases()
+    routers = ["a", "b", "c", "d"]
+    book.hear(*[PeerUp(router, HELLO) for router in routers])
+    book.sessions.tick(0.0)
+    assert [router for router, _ in book.sent()] == routers
+    heard: list[tuple[str, int]] = []
+    for tick in range(1, 400):
+        book.load = Load(queued=tick)
+        book.sessions.tick(tick / 1000)
+        told = book.sent()
+        assert len(told) <= 1
+        heard += [(router, tick) for router, _ in told]
+    assert [router for router, _ in heard[:8]] == routers * 2
+    assert all(later[1] - one[1] in (100, 101, 102) for one, later in zip(heard, heard[4:], strict=False))
+    assert heard[1][1] - heard[0][1] == 25
+    for _ in routers:
+        book.sessions.tick(book.sessions.next_deadline() or 0.0)
+    assert {message for _, message in book.sent()} == {Load(queued=399)}
+    assert book.sessions.next_deadline() is None
+
+
+def test_all_routers_hear_at_once_of_the_first_request() -> None:
+    book = SessionsAndLeases()
+    book.load = Load()
+    book.hear(PeerUp("first", HELLO), PeerUp("second", HELLO))
+    book.sessions.tick(1.0)
+    book.sent()
+    book.load = Load(queued=1)
+    book.sessions.tick(1.001)
+    assert book.sent() == [("first", Load(queued=1)), ("second", Load(queued=1))]
+    book.load = Load()
+    for seconds in (1.002, 2.0, 3.0):
+        book.sessions.tick(seconds)
+    assert book.sent() == [("first", Load()), ("second", Load())]
 
 
 def test_every_router_hears_of_the_drain_also_one_that_comes_later() -> None:
