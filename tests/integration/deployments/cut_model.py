@@ -59,9 +59,9 @@ def _cut(whole: Path, folder: Path) -> None:
     if RANKED:
         config = widened(config, RANKS)
         weights = widen(weights, config)
-    else:
-        write_packed(folder, {name: packed.take(old) for old, name in names.items() if old in packed})
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if not RANKED:  # beside the weights above, which it names
+        write_packed(folder, {name: packed.take(old) for old, name in names.items() if old in packed})
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for name in ("chat_template.jinja", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(whole / name, folder)
