@@ -28,7 +28,7 @@ class Followers:
     """The other ranks of a worker, which are being started, as rank 0 knows them."""
 
     ranks: int  # of the worker, rank 0 among them
-    meeting: Path  # a folder of their own
+    meeting: Path  # a file of their own
     orders: Orders
 
 

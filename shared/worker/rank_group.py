@@ -1,8 +1,9 @@
 """The followers of a worker: their processes, and the watch over them.
 
-One process a GPU. Followers are started before anything heavy is done, and inherit two descriptors: a socket and the
-memory of the ring. However rank 0 ends, they end: their socket ends, and the kernel kills them (PR_SET_PDEATHSIG). They
-have a session of their own, so a terminal's Ctrl-C reaches rank 0 alone.
+One process a GPU. Followers are started before anything heavy is done, and inherit three descriptors: a socket, the
+memory of the ring, and the file where ranks meet, which is in memory as well, so that no `kill -9` leaves it. However
+rank 0 ends, they end: their socket ends, and the kernel kills them (PR_SET_PDEATHSIG). They have a session of their
+own, so a terminal's Ctrl-C reaches rank 0 alone.
 
 A follower's end is the worker's end, since all that ranks compute they compute together. Rank 0's own threads may stand
 in a sum that never comes, so a thread watches the sockets, and ends the process by itself.
@@ -12,12 +13,10 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +61,13 @@ class FollowerProcess(Protocol):
     def kill(self) -> None: ...
 
 
-# Of a rank: where all meet, descriptors of its socket and of the memory.
-Start = Callable[[int, Path, int, int], FollowerProcess]
+# Of a rank: descriptors of the file where all meet, of its socket and of the memory.
+Start = Callable[[int, int, int, int], FollowerProcess]
+
+
+def meeting_at(descriptor: int) -> Path:
+    """The file where ranks meet, for a process that has this descriptor of it."""
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 class RankGroup:
@@ -72,14 +76,16 @@ class RankGroup:
     def __init__(self, ranks: int, start: Start) -> None:
         """Start ranks 1, 2 …; at once, for each loads for itself."""
         self.ranks = ranks
-        self.meeting = Path(tempfile.mkdtemp(prefix="segue-ranks-"))
+        # Never closed: torch opens it by its path again at its end, and the number may be another file's by then.
+        met = os.memfd_create("segue-meeting")
+        self.meeting = meeting_at(met)
         memory = os.memfd_create("segue-orders")
         self.processes: list[FollowerProcess] = []
         sockets = []
         for rank in range(1, ranks):
             own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
-                self.processes.append(start(rank, self.meeting, theirs.fileno(), memory))
+                self.processes.append(start(rank, met, theirs.fileno(), memory))
             sockets.append(own)
         self.end = LeaderEnd(sockets, memory)
         self._ending = False
@@ -108,11 +114,6 @@ class RankGroup:
                 process.wait()
         for each in self.end.sockets:
             each.close()
-        self.remove_meeting()
-
-    def remove_meeting(self) -> None:
-        """Remove the folder where ranks met."""
-        shutil.rmtree(self.meeting, ignore_errors=True)
 
     def _watch(self, on_lost: Callable[[LostRank], None]) -> None:
         poll, of = select.poll(), {each.fileno(): at for at, each in enumerate(self.end.sockets)}
@@ -151,16 +152,16 @@ class RankGroup:
 def start_processes(module: str, job: Callable[[int, Path], bytes]) -> Start:
     """How ranks are started as `python -m` of a module, with two descriptors as arguments, and a job each on stdin."""
 
-    def start(rank: int, meeting: Path, of_socket: int, memory: int) -> FollowerProcess:
+    def start(rank: int, met: int, of_socket: int, memory: int) -> FollowerProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(of_socket), str(memory)],
             stdin=subprocess.PIPE,
-            pass_fds=(of_socket, memory),
+            pass_fds=(met, of_socket, memory),
             start_new_session=True,
         )
         assert process.stdin is not None
         with process.stdin:
-            process.stdin.write(job(rank, meeting))
+            process.stdin.write(job(rank, meeting_at(met)))
         return process
 
     return start

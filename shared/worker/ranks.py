@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,21 +102,13 @@ def running(config: WorkerConfig, role: Role, asked: EngineConfig) -> Iterator[R
         yield RunningRanks(Followers(ranks, group.meeting, group.end), group.end)
     except BaseException:
         group.give_way(GIVE_WAY_SECONDS)
-        group.remove_meeting()
         raise
     group.close()
-
-
-def forget_meeting(others: RunningRanks | None) -> None:
-    """Remove the folder where ranks met, if there are any, at an end that `running` does not see."""
-    if others is not None:
-        shutil.rmtree(others.followers.meeting, ignore_errors=True)
 
 
 def _end(group: RankGroup, role: Role, lost: LostRank) -> None:
     """End this process, whatever its other threads wait for: links end with it, so routers learn of it at once."""
     try:
-        group.remove_meeting()
         who = f"rank {lost.rank} of {group.ranks}"
         if lost.refused:
             flush()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from time import monotonic, sleep
 
 import structlog
@@ -28,21 +27,17 @@ END_SECONDS = 8.0
 log = structlog.get_logger(__name__)
 
 
-def listen(drain: WorkerDrain, clean_up: Callable[[], None], end_seconds: float = END_SECONDS) -> None:
-    """From now on SIGTERM drains the process. Before, it just ends it, because the worker holds nothing yet.
-
-    `clean_up` is called where the loop does not end the process though it is asked to exit at once.
-    """
+def listen(drain: WorkerDrain, end_seconds: float = END_SECONDS) -> None:
+    """From now on SIGTERM drains the process. Before, it just ends it, because the worker holds nothing yet."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # without a handler its number would not be written
-    watch = (reading, drain, clean_up, end_seconds)
-    threading.Thread(target=_hear, args=watch, name="signals", daemon=True).start()
+    threading.Thread(target=_hear, args=(reading, drain, end_seconds), name="signals", daemon=True).start()
 
 
-def _hear(reading: int, drain: WorkerDrain, clean_up: Callable[[], None], end_seconds: float) -> None:
+def _hear(reading: int, drain: WorkerDrain, end_seconds: float) -> None:
     while not drain.ends_at_once:
         for number in os.read(reading, 64):
             if number == signal.SIGINT:
@@ -52,6 +47,5 @@ def _hear(reading: int, drain: WorkerDrain, clean_up: Callable[[], None], end_se
     sleep(end_seconds)
     try:
         log.critical("worker.ended_in_step", seconds=end_seconds)
-        clean_up()
     finally:
         exit_now(status=1)

@@ -113,7 +113,7 @@ def _run(
     transfer = _open_transfer(config, parts, others, kv_format, fetch_seconds_max)
     hello = _hello(config, role, uid, epoch, engine, kv_format)
     drain = WorkerDrain(config.drain_seconds)
-    signals.listen(drain, partial(ranks.forget_meeting, others))
+    signals.listen(drain)
     links = WorkerLinks(
         config.host, config.links_port, keys, hello, _link_settings(config), write_note=_write_note
     )

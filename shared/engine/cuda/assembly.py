@@ -24,7 +24,7 @@ from shared.kv.page_pool import pages_for_tokens
 
 
 def platform_for(config: EngineConfig, share: Share, meeting: Path | None) -> Platform:
-    """What a rank computes on; of several ones waits for the others, which meet in this folder."""
+    """What a rank computes on; of several ones waits for the others, which meet in this file."""
     if config.device == "cuda-on-cpu":
         collectives = meet(meeting, share, on_gpus=False) if meeting else ALONE
         return host_platform(max(1, config.threads // share.ranks), collectives)

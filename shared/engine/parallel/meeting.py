@@ -1,4 +1,4 @@
-"""Where ranks of a worker meet: a file in a folder of their own, and sockets on loopback.
+"""Where ranks of a worker meet: a file of their own, and sockets on loopback.
 
 Neither gloo nor NCCL asks who connects, so nothing of them listens on another interface. When a rank is lost, its
 worker ends it all (`shared.worker.rank_group`): no wait of theirs has a limit that counts, and NCCL's own watch is off.
@@ -20,10 +20,10 @@ _NO_LIMIT = timedelta(days=365)
 _MEETING = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
-def meet(folder: Path, share: Share, *, on_gpus: bool) -> Collectives:
-    """Wait for all ranks. Once a process; `folder`: one that no others have met in."""
+def meet(file: Path, share: Share, *, on_gpus: bool) -> Collectives:
+    """Wait for all ranks. Once a process; `file`: an empty one at first, in which no others have met."""
     os.environ.update(_MEETING)
-    store = FileStore(str(folder / "ranks"), share.ranks)
+    store = FileStore(str(file), share.ranks)
     dist.init_process_group(
         "nccl" if on_gpus else "gloo",
         store=store,

@@ -13,13 +13,14 @@ from queue import Queue
 from subprocess import TimeoutExpired
 from typing import Any
 
+import msgspec
 import torch
 
 from shared.engine.config import EngineConfig
 from shared.engine.parts import Followers
 from shared.worker.follower import FollowerJob, follow
 from shared.worker.rank_channel import FollowerEnd
-from shared.worker.rank_group import FollowerProcess, LostRank, RankGroup, Start
+from shared.worker.rank_group import FollowerProcess, LostRank, RankGroup, Start, meeting_at
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = ["torch", "shared.worker.follower", "tests.unit.engine.parallel.rank_jobs"]
@@ -51,10 +52,10 @@ def forked(ranks: int, folder: Path, config: EngineConfig, body: Follow) -> Star
     """Followers of this model, which do what `body` says."""
     _CONTEXT.set_forkserver_preload(_PRELOADED)
 
-    def start(rank: int, met: Path, of_socket: int, memory: int) -> FollowerProcess:
-        job = FollowerJob(rank, ranks, str(folder), str(met), config)
+    def start(rank: int, met: int, of_socket: int, memory: int) -> FollowerProcess:
+        job = FollowerJob(rank, ranks, str(folder), "", config)
         own, theirs = _CONTEXT.Pipe(duplex=False)
-        given = (body, job, DupFd(of_socket), DupFd(memory), theirs)
+        given = (body, job, DupFd(met), DupFd(of_socket), DupFd(memory), theirs)
         process = _CONTEXT.Process(target=_follow, args=given, daemon=True)
         process.start()
         theirs.close()
@@ -65,9 +66,10 @@ def forked(ranks: int, folder: Path, config: EngineConfig, body: Follow) -> Star
     return start
 
 
-def _follow(body: Follow, job: FollowerJob, of_socket: Any, memory: Any, begun: Connection) -> None:
+def _follow(body: Follow, job: FollowerJob, met: Any, of_socket: Any, memory: Any, begun: Connection) -> None:
     torch.set_num_threads(1)
     end = FollowerEnd(socket.socket(fileno=of_socket.detach()), memory.detach())
+    job = msgspec.structs.replace(job, meeting=str(meeting_at(met.detach())))
     with begun:
         begun.send("begun")
     body(job, end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -86,7 +87,19 @@ def test_a_killed_follower_is_heard_of_once_and_by_its_signal(rank: int, tmp_pat
     assert lost.reason == "it was ended by SIGKILL"
     watched.close()
     assert len(watched.lost) == 1
-    assert not watched.group.meeting.exists()
+
+
+def test_ranks_meet_in_no_file_that_a_killed_rank_0_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    watched = Watched(tmp_path, _leave)
+    together = meeting.meet(watched.group.meeting, Share(0, 3), on_gpus=False)
+    assert together.sum(torch.ones(3)).tolist() == [3.0] * 3
+    assert not list(tmp_path.iterdir()), "before anybody could remove it"
+    watched.close()
+    torch.distributed.destroy_process_group()
 
 
 def test_an_error_of_rank_0_gives_way_to_a_follower_that_was_lost_before(tmp_path: Path) -> None:
@@ -133,7 +146,7 @@ def test_a_follower_whose_rank_0_has_ended_before_it_began_waits_for_nobody(tmp_
     own.close()
     memory = os.memfd_create("a test")
     with theirs:
-        process = forked(2, tmp_path, CONFIG, follow)(1, tmp_path, theirs.fileno(), memory)
+        process = forked(2, tmp_path, CONFIG, follow)(1, memory, theirs.fileno(), memory)
     os.close(memory)
     try:
         assert process.wait(60) == 1
