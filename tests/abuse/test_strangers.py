@@ -20,6 +20,7 @@ from tests.abuse.procfs import listening_ports
 from tests.abuse.target import MARKER, MIB, AbusedDeployment
 from tests.abuse.wire import Conversation, connect, converse, get, talk
 from tests.integration.deployments.deployment import RunningProcess
+from tests.integration.deployments.ranked import MEETING_PORTS, followers_of
 from tests.waiting import soon, until
 
 REFUSED_SECONDS = 5.0  # a handshake has 3 s
@@ -170,4 +171,7 @@ def test_a_thousand_silent_connections_to_a_workers_probes_are_cheap(target: Abu
 @pytest.mark.aggregated
 def test_workers_on_one_machine_have_no_port_for_kv(target: AbusedDeployment) -> None:
     for process in target.workers():
-        assert listening_ports(process.pid) == {process.admin_port, links_port(target, process.uid)}
+        own = {process.admin_port, links_port(target, process.uid)}
+        assert own <= listening_ports(process.pid)
+        assert len(listening_ports(process.pid)) == len(own) + MEETING_PORTS
+        assert all(len(listening_ports(pid)) == MEETING_PORTS for pid in followers_of(process.pid))

@@ -32,6 +32,7 @@ FLAGS = ("--device", "cuda-on-cpu", "--dtype", "float32", "--threads", "1")
 # A rank of a worker sets 1 GiB apart for graphs, and uses little of it.
 BOUNDS = {"memoryBytes": 8 << 30, "contextLen": 8192, "maxRunningRequests": 16}
 TOLERANCE = 1e-3  # of a logprob
+MEETING_PORTS = 1 if RANKED else 0  # of each process of a worker, on loopback: gloo's
 _ATTENTION = {
     "q_proj": ("heads", 0),
     "k_proj": ("kv_heads", 0),

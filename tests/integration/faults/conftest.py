@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from tests.integration.deployments.deployment import LocalDeployment
+from tests.integration.deployments.ranked import RANKED
 from tests.integration.deployments.streams import StreamedAnswer, crowd
 
 SAMPLED: dict[str, Any] = {
     "temperature": 1.0,
     "seed": 7,
-    "max_tokens": 600,  # seconds, also on a fast machine: long enough to be caught in the middle
+    # Seconds, also on a fast machine: long enough to be caught in the middle. Ranks take as long for half as many.
+    "max_tokens": 300 if RANKED else 600,
     "extra_body": {"ignore_eos": True},
 }
 PROMPT = "The expedition left the harbour at dawn. Nobody aboard had expected that"

@@ -93,7 +93,7 @@ def test_a_worker_whose_stderr_nobody_reads_goes_on_with_its_streams(two_each: L
 
         assert two_each.metrics(victim)["segue_slots_used"] == 1, "the stream was over before"
 
-    brief = SAMPLED | {"max_tokens": 500}
+    brief = SAMPLED | {"max_tokens": SAMPLED["max_tokens"] - 100}
     undisturbed = crowd(two_each.url, [PROMPT], 1, **brief)[0]
     before, lines = continuations(two_each), len(two_each.command.read_lines())
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.deployments.deployment import LocalDeployment, deployment
 from tests.integration.deployments.observing import continuations, linked_workers
+from tests.integration.deployments.ranked import MEETING_PORTS, followers_of
 from tests.integration.deployments.streams import StreamedAnswer, crowd
 from tests.integration.faults.conftest import PROMPTS, SAMPLED
 from tests.integration.faults.test_draining import drain_a_decode_worker, what_happened
@@ -49,9 +50,11 @@ def test_metrics_name_the_transport(two_over_tls: LocalDeployment) -> None:
 
 
 def test_workers_have_three_ports_and_none_is_of_ucx(two_over_tls: LocalDeployment) -> None:
-    """Probes, links, pages over TLS."""
+    """Probes, links, pages over TLS; of another rank pages alone. Ranks meet at one more each."""
     for worker in (*two_over_tls.processes("prefill"), *two_over_tls.processes("decode")):
-        assert len(listening_ports(worker.pid)) == 3
+        assert len(listening_ports(worker.pid)) == 3 + MEETING_PORTS
+        for follower in followers_of(worker.pid):
+            assert len(listening_ports(follower)) == 1 + MEETING_PORTS
 
 
 def test_a_killed_decode_worker_only_pauses_the_stream(
