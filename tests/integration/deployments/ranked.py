@@ -1,6 +1,6 @@
 """The shape of deployments of tests whose workers are of several ranks, over gloo on `cuda-on-cpu`.
 
-    SEGUE_TEST_RANKS=2 python -m pytest tests/integration/answers        or `make ranked`
+    SEGUE_TEST_RANKS=2 python -m pytest tests/integration/faults        or `make ranked`, which names the folders
 
 Each deployment of the cut model then has workers of so many ranks, and ends with a look at what each worker says of its
 engine and at its processes; one that names its model or its device is as it is. The model's heads are filled up with

@@ -17,9 +17,9 @@ from tests.integration.deployments.ranked import RANKED
 from tests.integration.deployments.streams import client_of
 from tests.waiting import soon, until
 
-POOL_TOKENS, CONTEXT_LEN = (1_024, 512) if RANKED else (2_048, 1_024)
+POOL_TOKENS, CONTEXT_LEN = 2_048, 1_024
 CHATS, CHAT_TOKENS = 8, 40  # each grows to the whole context: two of them fill the pool
-PROMPTS, PROMPT_TOKENS = 3, CONTEXT_LEN - 124
+PROMPTS, PROMPT_TOKENS = 3, 900
 PAUSE_SECONDS_MAX = 30.0
 
 
@@ -85,7 +85,7 @@ async def _alone(running: LocalDeployment, stream: WatchedStream) -> str:
         return (await stream.read(client)).text
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900 if RANKED else 300)
 @pytest.mark.parametrize(
     ("decode", "counted"),
     [
