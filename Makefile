@@ -4,7 +4,7 @@
 #   make check                                    before each commit: linters, types, contracts, tests/tidy and the unit tests but the engine's
 #   make test  ARGS="tests/unit -k config"        all tests, or some; ARGS=tests/abuse attacks a whole deployment
 #   make aggregated                               answers, the API and abuse without prefill workers; ARGS="-m aggregated": as CI, a test of each file
-#   make ranked                                   answers and faults with workers of two ranks over gloo, without a GPU
+#   make ranked                                   answers, faults and commands with workers of two ranks over gloo, without a GPU
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
 #   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
@@ -97,7 +97,7 @@ AGGREGATED := $(addprefix tests/integration/,models answers routers/test_api_key
 aggregated: setup
 	SEGUE_TEST_AGGREGATED=1 $(PYTEST) tests/abuse $(AGGREGATED) $(ARGS)
 
-RANKED := $(addprefix tests/integration/,answers faults)
+RANKED := $(addprefix tests/integration/,answers faults command)
 # Deployments of these tests have workers of several ranks, on cuda-on-cpu; such a worker is several processes.
 ranked: setup
 	SEGUE_TEST_RANKS=2 $(PYTEST) --numprocesses 0 $(RANKED) $(ARGS)

@@ -24,16 +24,18 @@ import httpx2
 from tests.abuse.probing import ProbingClient
 from tests.abuse.procfs import PeakMemory
 from tests.integration.deployments.deployment import LocalDeployment, RunningProcess
+from tests.integration.deployments.ranked import RANKED
 from tests.integration.deployments.streams import StreamedAnswer, client_of, complete
 from tests.waiting import soon, until
 
 MARKER = "zebrafish-7f3a"  # what clients write has it; no record may
 ADDRESS_SPACE_BYTES = 1 << 30  # of the router
 MIB = 1 << 20
-HOME_SECONDS_MAX = 60.0  # until all workers are back after a fault; ends a case that hangs
+# Until all workers are back after a fault; ends a case that hangs. A worker of ranks is twice as many processes.
+HOME_SECONDS_MAX = 180.0 if RANKED else 60.0
 STREAM_TOKENS = 240  # long enough to be disturbed in the middle, also on a fast machine
 QUIET_PROBES = 50  # before anything is abused
-STREAM_SECONDS_MAX = 120.0  # ends a case that hangs
+STREAM_SECONDS_MAX = 240.0 if RANKED else 120.0  # ends a case that hangs
 BUG = re.compile(  # in a line of the log
     r"Traceback|[Uu]nhandled|exception was never retrieved|was never awaited"
     r'|"event":"(http\.error|answer\.failed|admin\.failed|link\.failed|link\.command_failed|process\.failed)"'
