@@ -527,8 +527,7 @@ class DecodeScheduler:
 
     def _load(self) -> Load:
         """The load that the routers are told."""
-        in_slots, rows = self._present, len(self._batch.running)
-        waiting = len(self._transfer_queue.waiting)
+        in_slots, rows, waiting = self._present, len(self._batch.running), len(self._transfer_queue.waiting)
         slots_free, rate = max(0, self._batch.free_slots - waiting), self._prompts.rate(rows)
         return Load(
             queued=self._retraction.count + waiting,
@@ -540,6 +539,7 @@ class DecodeScheduler:
             slots_for_new=0 if self._retraction.active else self._admission.slots_for_new(slots_free),
             accepting=not self._retraction.active,
             pages_for_new=0 if self._retraction.active else self._admission.pages_for_new(),
+            pages_foreseen=self._sessions.pages_foreseen,
             pages_a_second=self._admission.returned.per_second(self._now),
             extend_rate=rate.tokens_per_second,
             extend_rate_alone=self._prompts.rate(0).tokens_per_second,

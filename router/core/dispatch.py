@@ -249,6 +249,7 @@ class RouterCore:
             self.counters.dropped_messages["unknown_worker"] += 1
         elif isinstance(message, messages.Load):
             self._placeable |= worker.report(message) or self._balance.is_pressed(worker)
+            self._reservations.look_at_foreseen(worker)
         elif isinstance(message, messages.Draining):
             self._membership.drain(worker, now)
             self._placeable = True
@@ -288,6 +289,7 @@ class RouterCore:
             self._placeable |= attempts.look_again
             self._backpressure.waiting_passed(attempts, now)
             self._stranded_streams.look(now)
+        self._reservations.tell_foreseen()
 
     def _place_waiting(self, attempts: PlacementPass, now: float) -> bool:
         """Place requests that wait for prefill; returns whether to begin anew, see `_serve`."""

@@ -12,17 +12,34 @@ each router at most every `load_seconds`, and to one at a time:
     router-0 ──┬───────┬─────►       all that hear of the same free pages at once ask for them at once, and
     router-1 ──┼───┬───┼───┬─►       all but one are refused; the next one's load tells what the last one took
              load_seconds
+
+A router tells a decode worker the pages of what it has begun for it elsewhere (`Foreseen`), and the load of each router
+has the sum of what the others have told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from shared.batch.effects import Send, WorkerEffect
 from shared.batch.req import Req
 from shared.kv.leases import LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
-from shared.wire.messages import DrainAck, Draining, Failed, Hello, Load, Message, Refused, Release, Renew
+from shared.wire.bounds import COUNT_MAX
+from shared.wire.messages import (
+    DrainAck,
+    Draining,
+    Failed,
+    Foreseen,
+    Hello,
+    Load,
+    Message,
+    Refused,
+    Release,
+    Renew,
+)
 
 
 class RouterSessions:
@@ -39,6 +56,7 @@ class RouterSessions:
         self._hellos: dict[str, Hello] = {}
         # The load that each router knows; whoever was told first is the first to be told again.
         self._sent: dict[str, Load | None] = {}
+        self._foreseen: dict[str, int] = {}  # pages, by the router that has told them
         self._next_push = 0.0
         self._idle = True  # no request was in the last load that was pushed
         self._acknowledged: set[str] = set()  # routers that send nothing new
@@ -53,6 +71,8 @@ class RouterSessions:
                 return event
             case Received(_, Renew() | Release() as command):
                 self._leases.on_command(command, now)
+            case Received(router, Foreseen(pages)):
+                self._foreseen[router] = pages
             case Received(router, DrainAck()):
                 self._acknowledged.add(router)
             case _:
@@ -93,10 +113,16 @@ class RouterSessions:
                 self._next_push = now + self._load_seconds / len(self._sent)
                 self._idle = _is_idle(load)
 
+    @property
+    def pages_foreseen(self) -> int:
+        """Pages of what all routers have begun and not sent yet; -1: there is only one router, or none."""
+        return sum(self._foreseen.values()) if len(self._sent) > 1 else -1
+
     def next_deadline(self) -> float | None:
         """When the next lease expires or a changed load is due, in seconds of the worker's clock."""
         expiry, load = self._leases.next_expiry(), self._load()
-        push = self._next_push if any(sent != load for sent in self._sent.values()) else None
+        told = all(sent == self._load_for(router, load) for router, sent in self._sent.items())
+        push = None if told else self._next_push
         return min((deadline for deadline in (expiry, push) if deadline is not None), default=None)
 
     def _add(self, router: str, hello: Hello) -> None:
@@ -109,18 +135,27 @@ class RouterSessions:
     def _remove(self, router: str) -> None:
         self._hellos.pop(router, None)
         self._sent.pop(router, None)
+        self._foreseen.pop(router, None)
         self._acknowledged.discard(router)
         self._leases.forget_router(router)
 
     def _push(self, load: Load) -> None:
         """To the routers that have just come, or else to the one that was told first; to all at the first request."""
-        due = [router for router, sent in self._sent.items() if sent != load]
+        loads = {router: self._load_for(router, load) for router in self._sent}
+        due = [router for router, sent in self._sent.items() if sent != loads[router]]
         if not self._idle or _is_idle(load):
             due = [router for router in due if self._sent[router] is None] or due[:1]
         for router in due:
             del self._sent[router]
-            self._sent[router] = load
-            self._effects.append(Send(router, load))
+            self._sent[router] = loads[router]
+            self._effects.append(Send(router, loads[router]))
+
+    def _load_for(self, router: str, load: Load) -> Load:
+        """What a router is told: of the pages that are foreseen, those of the others."""
+        if load.pages_foreseen <= 0:
+            return load
+        others = load.pages_foreseen - self._foreseen.get(router, 0)
+        return replace(load, pages_foreseen=min(others, COUNT_MAX))
 
 
 def _is_idle(load: Load) -> bool:

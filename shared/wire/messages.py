@@ -185,6 +185,15 @@ class Migrate(Message, frozen=True):
     attempt: int
 
 
+class Foreseen(Message, frozen=True):
+    """What this router has begun elsewhere and will send here, in pages; in place of what it said before.
+
+    The worker's loads tell the others. Sent only where `Load.pages_foreseen` is told: then there are other routers.
+    """
+
+    pages: Count
+
+
 class DrainAck(Message, frozen=True):
     """Answers `Draining`: this router sends nothing new. All that it sent before has already arrived."""
 
@@ -319,10 +328,14 @@ class Load(Message, frozen=True):
     pages_arriving_a_second: PagesPerSecond = 0.0  # … that its links bring, while they are busy; 0: not known
     extend_rate_alone: TokensPerSecond = 0.0  # of decode: `extend_rate` if nobody decoded
     slots_for_new: CountOrNone = -1  # of decode: beside those kept for tenants that hold little; -1: not told
+    # of decode: for what the other routers have begun and not sent yet; -1: there is no other router, or it is not told
+    pages_foreseen: CountOrNone = -1
 
 
 RouterToPrefill = Hello | Heartbeat | Closed | Prefill | Renew | Release | Cancel | DrainAck
-RouterToDecode = Hello | Heartbeat | Closed | Decode | Serve | Migrate | Renew | Release | Cancel | DrainAck
+RouterToDecode = (
+    Hello | Heartbeat | Closed | Decode | Serve | Migrate | Foreseen | Renew | Release | Cancel | DrainAck
+)
 RouterToWorker = RouterToPrefill | RouterToDecode
 WorkerToRouter = (
     Hello

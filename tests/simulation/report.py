@@ -126,6 +126,8 @@ JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothin
     "judged at router: a prompt lets in those in front of it",
     "judged at router: a prompt that waits for a better worker keeps no room",
     "judged at router: a prompt waits for pages to be foreseen",
+    "judged at router: a worker is told what is begun for it",
+    "judged at decode: a router hears what others have begun",
     "judged at router: a prompt waits while links are busy",
     "judged at router: a prompt with a target is begun",
     "judged at prefill: one that has waited long goes first",

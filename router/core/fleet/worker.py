@@ -51,6 +51,7 @@ class Worker:
     leases: dict[str, None] = field(default_factory=dict)  # rids whose pages it keeps for others to fetch
     reserved: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will migrate here
     foreseen: dict[str, int] = field(default_factory=dict)  # pages by rid of those that will come here
+    foreseen_told: int = 0  # … that it was last told
     extending: dict[str, int] = field(default_factory=dict)  # tokens by rid of prompts that it computes
     extending_unreported: int = 0  # … of those that came since the last load
     extended_since: int = 0  # … of those in the last load, and computed or gone since
@@ -168,22 +169,35 @@ class Worker:
         """Whether a request of `tokens` tokens could ever be held."""
         return self.capacity is None or tokens <= self.capacity
 
-    def pages_foreseen(self, tenant: str, seconds: float, only_max: int = 0) -> float:
-        """Pages that a new request of the tenant will find in so many seconds, if it tells; see `_pages_for`."""
+    @property
+    def pages_in_front(self) -> int:
+        """Pages of what a decode worker gets before a new request, by what its last load told and since then.
+
+        What was sent to it since, what will migrate there, and what was begun for it, by other routers too.
+        """
+        begun = sum(self.foreseen.values()) + max(0, self.load.pages_foreseen)
+        return self.unreported.pages + sum(self.reserved.values()) + begun
+
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether a worker has nothing, and nothing was begun for it: it takes whatever fits it."""
         load = self.load
-        if not (load.queued or load.running or self.assigned or self.foreseen):
+        return not (load.queued or load.running or self.assigned or self.foreseen or load.pages_foreseen > 0)
+
+    def pages_found(self, tenant: str, seconds: float, only_max: int = 0) -> float:
+        """Pages that a new request of the tenant will find in so many seconds, if it tells; see `_pages_for`."""
+        if self.is_unclaimed:
             return self.hello.limits.pages or inf
         pages = self._pages_for(tenant, only_max)
-        in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
-        return pages + load.pages_a_second * seconds - in_front
+        return pages + self.load.pages_a_second * seconds - self.pages_in_front
 
     def seconds_to_fetch(self) -> float:
         """Seconds until all that is in front of a decode worker is fetched, by the rate that it tells; 0.0: none."""
         load = self.load
         if not load.pages_arriving_a_second:
             return 0.0
-        in_front = self.unreported.pages + sum(self.reserved.values()) + sum(self.foreseen.values())
-        return (load.pages_arriving + in_front * self.fetched_share) / load.pages_arriving_a_second
+        pages = load.pages_arriving + self.pages_in_front * self.fetched_share
+        return pages / load.pages_arriving_a_second
 
     @property
     def tokens_to_fetch(self) -> int:
@@ -414,6 +428,7 @@ class Worker:
             more |= load.slots_free > before.slots_free - unreported.requests
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
+        foreseen |= load.pages_foreseen < before.pages_foreseen
         # tenants that have nothing here need only free pages now
         foreseen |= forgiven or (self.requests > 0 and not had_others)
         foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages

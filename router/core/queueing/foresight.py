@@ -3,7 +3,8 @@
 What is begun and finds no room is a stream that stands still after its first token. So a prompt is begun only where
 some decode worker has pages for it, by what the worker tells: pages that it could give to a new request now, and those
 that come back soon. What was begun before and is on its way there is taken off, each request at the worker that was
-foreseen for it. Nor is it begun where the links are busy for longer with what was begun before.
+foreseen for it. Decode workers are told of it, and their loads tell each router what the others have begun. Nor is a
+prompt begun where the links are busy for longer with what was begun before.
 
     pages_for_new + pages_a_second * FORESEEN * ready_seconds * own share - those in front >= pages of the prompt
     (pages_arriving + those in front) / pages_arriving_a_second <= FETCHED_AHEAD * ready_seconds + seconds of prefill
@@ -62,13 +63,11 @@ class Foresight:
         """
         if worker.load.pages_for_new < 0:
             return True
-        load, pages = worker.load, worker.pages_for(live.need.tokens)
-        if not (load.queued or load.running or worker.assigned or worker.foreseen):
+        if worker.is_unclaimed:
             return True
-        in_front = worker.unreported.pages + sum(worker.reserved.values()) + sum(worker.foreseen.values())
         is_light = worker.may_be_below_share(live.tenant.name, live.need.tokens_max)
-        told = load.free_pages if is_light else load.pages_for_new
-        return told - in_front >= pages
+        told = worker.load.free_pages if is_light else worker.load.pages_for_new
+        return told - worker.pages_in_front >= worker.pages_for(live.need.tokens)
 
     def _look(self, live: LiveRequest, kv_group: KvGroup) -> tuple[bool, Worker | None]:
         """Whether a prompt may be begun, and the decode worker with the most room for it; of a handful, or else of all.
@@ -97,7 +96,7 @@ class Foresight:
                 told = True
                 if worker.seconds_to_fetch() > fetched_ahead:
                     continue
-                spare = worker.pages_foreseen(live.tenant.name, seconds, only_max)
+                spare = worker.pages_found(live.tenant.name, seconds, only_max)
                 spare -= worker.pages_for(need.tokens)
                 if spare >= 0 and spare > spare_max:
                     best, spare_max = worker, spare

@@ -39,6 +39,7 @@ class Reservations:
         self.deadlines: Deadlines[tuple[Deadline, str]] = Deadlines()
         self._effects = effects
         self._settings = settings
+        self._foreseen_changed: dict[Worker, None] = {}  # since `tell_foreseen`
 
     def send(self, worker: Worker, message: Message) -> None:
         """Send to a worker, unless it is gone."""
@@ -149,9 +150,26 @@ class Reservations:
         """Count its pages at the decode worker that it will probably go to; None: at nobody."""
         if live.foreseen_at is not None:
             live.foreseen_at.foreseen.pop(live.rid, None)
+            self.look_at_foreseen(live.foreseen_at)
         live.foreseen_at = worker
         if worker is not None:
             worker.foreseen[live.rid] = worker.pages_for(live.need.tokens)
+            self.look_at_foreseen(worker)
+
+    def look_at_foreseen(self, worker: Worker) -> None:
+        """What is begun for a worker may have changed, or by its new load there are other routers to hear of it."""
+        self._foreseen_changed[worker] = None
+
+    def tell_foreseen(self) -> None:
+        """Tell decode workers what is begun for them, where that changed and another router wants to know it."""
+        for worker in self._foreseen_changed:
+            if worker.load.pages_foreseen < 0 or not worker.understands(messages.Foreseen):
+                continue
+            pages = sum(worker.foreseen.values())
+            if pages != worker.foreseen_told:
+                worker.foreseen_told = pages
+                self.send(worker, messages.Foreseen(pages))
+        self._foreseen_changed.clear()
 
     def has_stalled(self, live: LiveRequest, now: float) -> bool:
         """Whether its worker has been silent about it for too long; if not, look again when it may have been.

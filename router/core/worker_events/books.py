@@ -30,6 +30,7 @@ def strike(live: LiveRequest, requests: RequestTable, fleet: Fleet, now: float) 
     requests.live.pop(live.rid, None)
     for worker in fleet.forget(live.rid):
         reservations.send(worker, messages.Cancel(live.rid, live.attempt))
+        reservations.look_at_foreseen(worker)
     for queue in (reservations.waiting, reservations.ready):
         queue.discard(live)
     for kind in get_args(Deadline):
@@ -140,7 +141,7 @@ def _before_decode(requests: RequestTable) -> Counter[tuple[tuple[str, str], str
 
 
 def _flat(requests: RequestTable) -> Counter[tuple[tuple[str, str], str]]:
-    by_lane = requests.before_decode.items()
+    by_group = requests.before_decode.items()
     return Counter(
-        {(kv_group, tenant): count for kv_group, counts in by_lane for tenant, count in counts.items()}
+        {(kv_group, tenant): count for kv_group, counts in by_group for tenant, count in counts.items()}
     )

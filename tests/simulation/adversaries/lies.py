@@ -234,7 +234,7 @@ def _with_another_number(plain: Any, choice: int) -> tuple[Any, Path, bool]:
 
 def _may_be(path: Path, before: object, value: float) -> bool:
     """What one type admits although others do not: 64 bits, a logprob below zero, and no word of free pages."""
-    if path[-1] in ("pages_for_new", "slots_for_new"):
+    if path[-1] in ("pages_for_new", "slots_for_new", "pages_foreseen"):
         return value == -1
     if path[-1] in ("epoch", "nonce"):
         return value > 0

@@ -32,7 +32,6 @@ from typing import Any
 from decode.admission import BACKFILL_MAX
 from decode.config import DecodeConfig
 from decode.local_prompts import SHORT_SHARE
-from decode.scheduler import DecodeScheduler
 from router.config import RouterConfig
 from router.core.dispatch import RouterCore
 from router.core.effects import ClientRequest
@@ -57,6 +56,7 @@ from tests.simulation.judges import waits
 from tests.simulation.judges.balance import BalanceJudge
 from tests.simulation.judges.caches import JudgedCaches
 from tests.simulation.judges.fetches import first_unread, prove_kept
+from tests.simulation.judges.foreseen import ForeseenJudge, JudgedForeseen
 from tests.simulation.judges.foresight import prove_foreseen
 from tests.simulation.judges.free_pages import FreePagesJudge
 from tests.simulation.judges.moves import JudgedMigrations
@@ -81,6 +81,7 @@ class JudgedRouterCore(JudgedCaches):
         self._balance_judge = BalanceJudge(self, self.judged)
         self._migrations = self._judged_migrations = JudgedMigrations(self, self._balance_judge, self.judged)
         self._free_pages_judge = FreePagesJudge(self)
+        self._foreseen_judge = ForeseenJudge(self)
         self.stranded: set[str] = set()  # streams that had begun, and that no worker could continue
         self.fails_at = 0  # the line at which it fails at the next message of a liar; 0: it does not
 
@@ -97,6 +98,10 @@ class JudgedRouterCore(JudgedCaches):
             books.check(self._requests, self.fleet)
         else:
             super().link(event, now)
+
+    def _place_pending(self, now: float) -> None:
+        super()._place_pending(now)
+        self.judged["a worker is told what is begun for it"] += self._foreseen_judge.settled()
 
     def settle(self, now: float) -> None:
         super().settle(now)
@@ -359,7 +364,7 @@ class JudgedRouterCore(JudgedCaches):
         return placement.place_decode(live.need, workers, self.fleet.prefixes, self.settings, now) is not None
 
 
-class JudgedDecode(DecodeScheduler):
+class JudgedDecode(JudgedForeseen):
     """The core of a decode worker. Each admission, refusal and resume is judged."""
 
     def __init__(self, config: DecodeConfig, *, pages: int, **rest: Any):

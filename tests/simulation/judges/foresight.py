@@ -49,7 +49,8 @@ def _spare(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> f
     """Pages that are left at the worker with this request, and others with `slack` more pages each."""
     load, page_size = worker.load, worker.hello.limits.page_size or 1
     own = -(-len(live.request.token_ids) // page_size) if worker.hello.limits.page_size else 0
-    if not (_coming(core, worker, live) or worker.assigned or load.queued or load.running):
+    others = max(0, load.pages_foreseen)
+    if not (_coming(core, worker, live) or worker.assigned or load.queued or load.running or others):
         return (worker.hello.limits.pages or inf) - own
     tenants = {each.tenant for each in worker.assigned.values()}
     is_light = live.tenant.name not in tenants and (bool(tenants) or _is_only_one(core, worker, live))
@@ -95,4 +96,4 @@ def _in_front(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -
     """Pages of what comes to the worker, or has come since its last load."""
     pages = sum(max(0, worker.pages_for(each.need.tokens) + slack) for each in _coming(core, worker, live))
     pages += sum(each.pages for each in worker.assigned.values() if each.load_number == worker.load_number)
-    return pages + sum(worker.reserved.values())
+    return pages + sum(worker.reserved.values()) + max(0, worker.load.pages_foreseen)

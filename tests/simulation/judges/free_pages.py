@@ -36,11 +36,12 @@ class FreePagesJudge:
     def prove_given(self, live: LiveRequest, worker: Worker) -> bool:
         """A prompt is about to be given to a decode worker; returns whether it needs what others may grow into."""
         load = worker.load
-        is_empty = not (load.queued or load.running or worker.assigned or worker.foreseen)
+        others = max(0, load.pages_foreseen)
+        is_empty = not (load.queued or load.running or worker.assigned or worker.foreseen or others)
         if live.output or live.sampling_group is not None or is_empty or load.pages_for_new < 0:
             return False
         new = sum(each.pages for each in worker.assigned.values() if each.load_number == worker.load_number)
-        in_front = new + sum(worker.reserved.values()) + sum(worker.foreseen.values())
+        in_front = new + sum(worker.reserved.values()) + sum(worker.foreseen.values()) + others
         limits, prompt_len = worker.hello.limits, len(live.request.token_ids)
         if load.pages_for_new - in_front >= -(-prompt_len // limits.page_size):
             return False

@@ -259,9 +259,7 @@ class FreePlaces:
                 and (
                     live.output
                     or load.pages_for_new < 0
-                    or (load.free_pages if is_light else load.pages_for_new)
-                    - given
-                    - sum(worker.foreseen.values())
+                    or (load.free_pages if is_light else load.pages_for_new) - given - _begun_for(worker)
                     >= pages
                 )
             ):
@@ -419,3 +417,8 @@ def cost_at(settings: RouterConfig, worker: Worker, tokens: int, cached: int) ->
     missing = settings.cache_miss_weight * (tokens - cached)
     seconds = (queued + missing) / per_second + load.position_seconds * sum(range(cached, tokens))
     return seconds + beside
+
+
+def _begun_for(worker: Worker) -> int:
+    """Pages of what this router has begun for a decode worker, and others, as far as it has heard."""
+    return sum(worker.foreseen.values()) + max(0, worker.load.pages_foreseen)

@@ -62,6 +62,9 @@ PLACES: dict[str, dict[str, str]] = {
     "shared.scheduling.router_sessions.RouterSessions": {
         "a worker has told all routers that it drains": "drained",
         "a router knows a message": "understands",
+        "a router is told a load": "_load_for",
+        "a session with a router ends": "_remove",
+        "pages that routers have told": "_foreseen",
         "leases of sessions": "_leases",
     },
     "shared.scheduling.queue_policy.QUEUE_POLICIES": {"requests are ordered by routing key": "routing-key"},
@@ -259,6 +262,8 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.requests.reservations.Reservations": {
         "a request waits in a queue": "enqueue",
         "a request is foreseen at a worker": "foresee",
+        "workers are told what is begun for them": "tell_foreseen",
+        "workers for which something was begun or sent": "_foreseen_changed",
         "a command is sent": "send",
         "a request has stalled": "has_stalled",
         "what is believed of a cache is corrected": "correct_index",
@@ -298,7 +303,8 @@ PLACES: dict[str, dict[str, str]] = {
     "router.core.fleet.worker.Worker": {
         "a request fits a worker": "fits",
         "a worker reports its load": "report",
-        "pages are foreseen at a worker": "pages_foreseen",
+        "pages are foreseen at a worker": "pages_found",
+        "pages in front of a new request": "pages_in_front",
         "the links of a worker are busy": "seconds_to_fetch",
         "a worker knows a message": "understands",
         "a worker takes work": "takes_work",

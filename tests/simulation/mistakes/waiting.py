@@ -64,6 +64,18 @@ def _joined_after_all(join: Any, table: Any, live: Any, *told: Any) -> None:
     get(table.reservations, "a request is foreseen at a worker")(live, None)
 
 
+def _told_by_those_gone(end: Any, sessions: Any, router: str) -> None:
+    told = dict(get(sessions, "pages that routers have told"))
+    end(sessions, router)
+    get(sessions, "pages that routers have told").update(told)
+
+
+def _told_until_more_is_begun(tell: Any, reservations: Any) -> None:
+    for worker in get(reservations, "workers for which something was begun or sent"):
+        worker.foreseen_told = max(worker.foreseen_told, sum(worker.foreseen.values()))
+    tell(reservations)
+
+
 def _held_for_ever(seconds_to_fetch: Any, worker: Any) -> float:
     rate = worker.load.pages_arriving_a_second
     return float(seconds_to_fetch(worker) + (worker.own.pages / rate if rate else 0.0))
@@ -155,6 +167,20 @@ MISTAKES: dict[str, Mistakes] = {
         },
         "a request is counted in front of decode until it ends, also when it is there": {
             "a request is foreseen at a worker": _foreseen_for_ever
+        },
+        "a router counts on pages for which others have begun prompts": {
+            "pages in front of a new request": lambda real, worker: (
+                real(worker) - max(0, worker.load.pages_foreseen)
+            )
+        },
+        "a router hears of what it has begun itself as if others had": {
+            "a router is told a load": lambda _, _sessions, _router, load: load
+        },
+        "what a router had begun that is gone stays in front of decode": {
+            "a session with a router ends": _told_by_those_gone
+        },
+        "a worker hears of what is begun for it, and not that it was sent elsewhere": {
+            "workers are told what is begun for them": _told_until_more_is_begun
         },
         "a request counts twice in front of decode until it has joined": {
             "a request is fetched": _foreseen_until_joined,

@@ -14,6 +14,7 @@ import msgspec
 
 from shared.wire.messages import (
     Failed,
+    Foreseen,
     Hello,
     Load,
     Message,
@@ -32,7 +33,14 @@ from tests.doubles.novelty import Novelty
 
 Luck = Callable[[str], random.Random]  # a generator of its own for each purpose
 WAYS = ("old", "new", "both", "both", "rolling", "rolling")
-NEWER = (Failed.__name__, Novelty.__name__, Paused.__name__, Scored.__name__, Serve.__name__)
+NEWER = (
+    Failed.__name__,
+    Foreseen.__name__,
+    Novelty.__name__,
+    Paused.__name__,
+    Scored.__name__,
+    Serve.__name__,
+)
 NOVELTIES = 0.05  # share of the messages received that a new process answers with one
 LATER_FIELD = encode("of_a_later_version") + encode(("unheard", 1))
 FIELDS_MAX = 15  # of a map whose length is in its first byte …
@@ -94,6 +102,7 @@ def as_older(message: Message) -> Message:
             pages_arriving_a_second=0.0,
             extend_rate_alone=0.0,
             slots_for_new=-1,
+            pages_foreseen=-1,
         )
     return message
 

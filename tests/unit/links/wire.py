@@ -91,6 +91,7 @@ INSTANCES: tuple[Message, ...] = (
     messages.Decode("r", 1, (1, 2, 3, 70000, 4), 3, PARAMS, BATON, priority=3, extra_key="salt", tenant="t"),
     messages.Serve("r", 1, (1, 2, 70000), 2, PARAMS, priority=3, extra_key="salt", tenant="t", scored_len=2),
     messages.Migrate("r", 1),
+    messages.Foreseen(7),
     messages.Prefilled(
         "r",
         1,
@@ -125,6 +126,7 @@ INSTANCES: tuple[Message, ...] = (
         pages_arriving_a_second=540.0,
         extend_rate_alone=2000.0,
         slots_for_new=5,
+        pages_foreseen=9,
     ),
     messages.Draining(),
     messages.Failed("r", 1, 400, "grammar_too_complex", "too many states"),

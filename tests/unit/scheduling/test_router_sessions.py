@@ -9,7 +9,8 @@ from shared.kv.kv_memory import KvMemory
 from shared.kv.leases import LeaseCounters, LeaseTable
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.scheduling.router_sessions import RouterSessions
-from shared.wire.messages import Cancel, DrainAck, Draining, Hello, Load, Message, Release
+from shared.wire.bounds import COUNT_MAX
+from shared.wire.messages import Cancel, DrainAck, Draining, Foreseen, Hello, Load, Message, Release
 from tests.doubles.novelty import Novelty
 from tests.unit.kv.lettered_pages import request
 from tests.unit.scheduling.worker_bench import HOLDER, KV_FORMAT, PAGE_SIZE, PlainWords
@@ -36,6 +37,12 @@ class SessionsAndLeases:
             on_end=lambda req, end: None,  # noqa: ARG005
         )
         self.sessions = RouterSessions(self.leases, lambda: self.load, LOAD_SECONDS, self.effects)
+
+    def told_at(self, seconds: float) -> dict[str, int]:
+        """The pages that routers hear others have begun, by router, as a decode worker tells them at that time."""
+        self.load = Load(queued=1, pages_foreseen=self.sessions.pages_foreseen)
+        self.sessions.tick(seconds)
+        return {peer: load.pages_foreseen for peer, load in self.sent() if isinstance(load, Load)}
 
     def sent(self) -> list[tuple[str, Message]]:
         """What was sent since the last look."""
@@ -123,6 +130,36 @@ def test_all_routers_hear_at_once_of_the_first_request() -> None:
     for seconds in (1.002, 2.0, 3.0):
         book.sessions.tick(seconds)
     assert book.sent() == [("first", Load()), ("second", Load())]
+
+
+def test_each_router_hears_the_pages_that_the_others_have_begun_prompts_for() -> None:
+    book = SessionsAndLeases()
+    book.hear(PeerUp("first", HELLO), Received("first", Foreseen(5)))
+    assert book.told_at(0.0) == {"first": -1}  # nobody else wants to know
+    book.hear(PeerUp("second", HELLO))
+    assert book.told_at(1.0) == {"second": 5}
+    assert book.told_at(2.0) == {"first": 0}
+    book.hear(Received("second", Foreseen(2)), Received("first", Foreseen(7)))
+    assert [book.told_at(3.0), book.told_at(4.0)] == [{"second": 7}, {"first": 2}]
+    assert book.told_at(5.0) == {}
+    assert book.sessions.next_deadline() is None
+
+
+def test_what_a_router_had_begun_is_forgotten_with_its_session() -> None:
+    book = SessionsAndLeases()
+    book.hear(*[PeerUp(router, HELLO) for router in "abc"], Received("a", Foreseen(5)))
+    book.told_at(0.0)
+    book.hear(PeerDown("a", "gone"))
+    assert (book.told_at(1.0), book.told_at(2.0)) == ({"b": 0}, {"c": 0})
+    book.hear(PeerUp("a", HELLO))
+    assert book.told_at(3.0) == {"a": 0}
+
+
+def test_pages_of_all_routers_together_are_a_number_that_a_router_reads() -> None:
+    book = SessionsAndLeases()
+    events = [(PeerUp(router, HELLO), Received(router, Foreseen(COUNT_MAX))) for router in "abc"]
+    book.hear(*[event for pair in events for event in pair])
+    assert book.told_at(0.0) == dict.fromkeys("abc", COUNT_MAX)
 
 
 def test_every_router_hears_of_the_drain_also_one_that_comes_later() -> None:

@@ -108,11 +108,11 @@ def test_a_worker_is_empty_only_by_its_own_word() -> None:
     fleet = Fleet(PrefixIndex(16))
     fleet.up("d", hello("decode", "d"))
     (worker,) = fleet.of_role("decode")
-    assert worker.pages_foreseen("tenant", 2.0) == 512
+    assert worker.pages_found("tenant", 2.0) == 512
     worker.assign("a", 100, 7)
     worker.report(Load(running=1, running_tokens=100, free_pages=9, pages_for_new=5))
     worker.unassign("a")
-    assert worker.pages_foreseen("tenant", 2.0) < 512
+    assert worker.pages_found("tenant", 2.0) < 512
 
 
 def test_a_prompt_goes_where_it_was_just_computed_before_the_worker_tells_that_it_is_idle() -> None:

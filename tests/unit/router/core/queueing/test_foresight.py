@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.effects import RequestFailed
-from shared.wire.messages import Decode, Prefill
+from shared.wire.messages import Decode, Foreseen, Prefill
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
 LONG = tuple(range(1, 161))  # ten pages
@@ -66,6 +66,59 @@ def test_of_what_comes_back_to_all_routers_one_counts_its_own_share() -> None:
     assert world.state("r") == "waiting"
     world.loaded("d0", pages_a_second=12.0, **others)
     assert world.state("r") == "prefilling"
+
+
+def test_what_other_routers_have_begun_is_in_front_until_it_is_there() -> None:
+    world = crowded(pages_for_new=12)
+    told = {"running": 1, "pages_for_new": 12}
+    world.loaded("d0", pages_foreseen=3, **told)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", pages_foreseen=2, **told)
+    assert world.state("r") == "prefilling"
+
+
+def test_a_worker_that_has_nothing_takes_no_prompt_for_the_pages_of_others() -> None:
+    world = ScriptedDeployment(1, 1, limits=LIMITS)
+    world.loaded("d0", pages_for_new=LIMITS.pages, free_pages=LIMITS.pages, pages_foreseen=LIMITS.pages - 9)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", pages_for_new=LIMITS.pages, free_pages=LIMITS.pages, pages_foreseen=LIMITS.pages - 10)
+    assert world.state("r") == "prefilling"
+
+
+def test_a_worker_hears_what_is_begun_for_it_once_it_knows_of_other_routers() -> None:
+    world = telling("Foreseen")
+    world.submit(request("r", LONG))
+    assert told(world) == []
+    world.loaded("d0", running=1, pages_for_new=100, pages_foreseen=0)
+    assert told(world) == [10]
+    world.submit(request("later", LONG))
+    world.loaded("d0", running=1, pages_for_new=100, pages_foreseen=0)
+    assert told(world) == [10, 20]
+    world.prefilled("p0", "r", 10)
+    assert (world.placed(Decode, "r"), told(world)) == ("d0", [10, 20, 10])
+    world.cancel("later")
+    assert told(world) == [10, 20, 10, 0]
+
+
+def test_a_worker_that_does_not_read_what_is_begun_for_it_is_not_told() -> None:
+    world = telling()
+    world.loaded("d0", running=1, pages_for_new=100, pages_foreseen=0)
+    world.submit(request("r", LONG))
+    assert (world.state("r"), told(world)) == ("prefilling", [])
+
+
+def telling(*understands: str) -> ScriptedDeployment:
+    """A deployment whose decode worker has a request of another router, and reads these messages."""
+    world = ScriptedDeployment(2, 0, limits=LIMITS, prefill_policy="round_robin")
+    world.up("decode", "d0", understands=understands)
+    tells(world, "d0", pages_for_new=100)
+    return world
+
+
+def told(world: ScriptedDeployment) -> list[int]:
+    return [message.pages for _, message in world.sent(Foreseen)]
 
 
 def test_a_prompt_waits_while_links_are_busy_with_what_was_begun_before() -> None:
