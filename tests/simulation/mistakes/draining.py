@@ -132,9 +132,6 @@ MISTAKES: dict[str, Mistakes] = {
         "streams leave only when what is kept for other tenants is all that is left": {
             "pages that are kept for tenants below their share": gives(0)
         },
-        "a stream that was moved keeps a draining worker from its end": {
-            "a stream that was moved holds up a worker that drains": gives(False)
-        },
     },
     "router_drain": {
         "a draining router does not wait for its open answers": {

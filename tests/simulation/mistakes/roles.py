@@ -234,7 +234,6 @@ PLACES: dict[str, dict[str, str]] = {
         "migrations are asked for": "leave_draining",
         "a stream is asked to leave": "ask_to_leave",
         "streams leave workers that lack pages": "rebalance",
-        "a stream that was moved holds up a worker that drains": "is_cornered",
     },
     "router.core.requests.lifecycle.TRANSITIONS.rows.DECODING": {
         "a decoding request loses its worker": "LOST"
