@@ -171,10 +171,10 @@ def test_what_a_slice_leaves_out_means_what_kubernetes_says(server: SliceServer)
 def test_hundreds_of_pods_are_followed(server: SliceServer) -> None:
     server.put(*(decode(number) for number in range(500)))
     with RunningDiscovery() as discovery:
-        discovery.until_dialed(*(url(number) for number in range(500)), seconds_max=10)
+        discovery.until_dialed(*(url(number) for number in range(500)), seconds_max=soon(10))
         server.remove(*(f"u{number}" for number in range(200)))
         server.put(*(decode(number) for number in range(500, 700)))
-        discovery.until_dialed(*(url(number) for number in range(200, 700)), seconds_max=10)
+        discovery.until_dialed(*(url(number) for number in range(200, 700)), seconds_max=soon(10))
     assert verbs(server) == ["list", "watch"]
 
 
