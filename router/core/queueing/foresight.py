@@ -61,9 +61,7 @@ class Foresight:
         They are those that are left beside what is there as it grows; all that are free for one that may be below its
         tenant's share there: the worker knows, and refuses at once.
         """
-        if worker.load.pages_for_new < 0:
-            return True
-        if worker.is_unclaimed:
+        if worker.load.pages_for_new < 0 or worker.is_unclaimed:
             return True
         is_light = worker.may_be_below_share(live.tenant.name, live.need.tokens_max)
         told = worker.load.free_pages if is_light else worker.load.pages_for_new

@@ -369,7 +369,6 @@ class JudgedDecode(JudgedForeseen):
 
     def __init__(self, config: DecodeConfig, *, pages: int, **rest: Any):
         super().__init__(config, pages=pages, **rest)
-        self.judged: Counter[str] = Counter()
         slots, share = config.max_running_requests, config.tenant_share_max
         self._slots_below_share = slots - share_of(slots, share)
         self._retract_steps = config.retract_steps

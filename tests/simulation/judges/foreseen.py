@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+from decode.config import DecodeConfig
 from decode.scheduler import DecodeScheduler
 from router.core.dispatch import RouterCore
 from shared.batch.effects import Send
@@ -18,26 +20,27 @@ from shared.wire.messages import Foreseen, Load
 class JudgedForeseen(DecodeScheduler):
     """A decode worker. Each load is judged by the sessions that the judge has seen."""
 
-    judged: Counter[str]
+    def __init__(self, config: DecodeConfig, *, pages: int, **rest: Any):
+        super().__init__(config, pages=pages, **rest)
+        self.judged: Counter[str] = Counter()
+        self._told_by: dict[str, int] = {}  # pages, by each router with a session
 
     def on_link(self, event: LinkEvent, now: float) -> None:
-        told = self.__dict__.setdefault("_told_by", {})
         match event:
             case PeerUp(router, _):
-                told[router] = 0
+                self._told_by[router] = 0
             case PeerDown(router, _):
-                told.pop(router, None)
+                self._told_by.pop(router, None)
             case Received(router, Foreseen(pages)):
-                told[router] = pages
+                self._told_by[router] = pages
         super().on_link(event, now)
 
     def tick(self, now: float) -> None:
         before = len(self._effects)
         super().tick(now)
-        told: dict[str, int] = self.__dict__.get("_told_by", {})
         for effect in self._effects[before:]:
             if isinstance(effect, Send) and isinstance(effect.message, Load):
-                others = [pages for router, pages in told.items() if router != effect.peer]
+                others = [pages for router, pages in self._told_by.items() if router != effect.peer]
                 expected = sum(others) if others else -1
                 self.judged["a router hears what others have begun"] += expected > 0
                 assert effect.message.pages_foreseen == expected, (
