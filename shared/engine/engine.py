@@ -133,7 +133,6 @@ def _kernels(job: LoadJob, impl: ModelImpl) -> KernelChoice:
     able = [kernels for device, kernels, by in BUILDERS if (device, by) == (config.device, impl)]
     if len(able) == 1:
         return KernelChoice(able[0])
-    choice = choose_kernels(
+    return choose_kernels(
         config.kernels, config.kernels_folder, lambda: job.on_progress("compiling kernels", 0.0)
     )
-    return choice.beside_torch() if job.shape.has_experts else choice

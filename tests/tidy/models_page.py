@@ -103,11 +103,8 @@ def _stored(config: dict[str, Any]) -> torch.dtype:
 
 
 def _on_cpu(shape: ModelConfig) -> int:
-    """Bytes: two a number where the file has so many, but for the embedding beside experts; else four."""
-    if shape.quantization is not None:
-        return shape.parameters * 4
-    embedding = shape.vocab_size * shape.hidden_size if shape.has_experts else 0
-    return (shape.parameters + embedding) * 2
+    """Bytes: two a number where the file has so many, else four."""
+    return shape.parameters * (2 if shape.quantization is None else 4)
 
 
 def _on_cuda(shape: ModelConfig, stored: torch.dtype) -> list[str]:

@@ -16,15 +16,14 @@ from shared.engine.config import EngineConfig
 from shared.engine.cpu.blocked import BlockedAttention
 from shared.engine.cpu.kept_weights import kept_weights
 from shared.engine.cpu.kernel_choice import KernelChoice
-from shared.engine.cpu.native_decoder import NativeDecoder, StoredWeights
-from shared.engine.cpu.panel_linears import PanelLinears
+from shared.engine.cpu.native_decoder import NativeDecoder
+from shared.engine.cpu.native_weights import StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
 from shared.engine.gguf.packing import PackedFile
 from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.first_logits import require_first_logits
 from shared.engine.model.loading import load_decoder
-from shared.engine.model.ops import Ops
 from shared.engine.model.torch_ops import PackedLinear, TorchOps
 from shared.engine.model.weights import Weights, model_fingerprint
 from shared.engine.native.kernels import Kernels
@@ -102,18 +101,14 @@ def load_on_cpu(load_model: LoadModel, job: LoadJob, kernels: KernelChoice) -> E
 def compiled_decoder(
     job: LoadJob, library: Kernels | None, packed: PackedFile | None, cache: KVCache, context_len: int
 ) -> Model:
-    """A dense decoder by compiled kernels; of one with experts the linears alone are theirs.
-
-    Quantized blocks give the same bits as the float weights beside them.
-    """
+    """A decoder by compiled kernels. Quantized blocks give the same bits as the float weights beside them."""
     assert library is not None
     assert isinstance(job.shape, ModelConfig)
-    if job.shape.has_experts:
-        return _decoder_by_torch(job, TorchOps(PanelLinears(library, job.config.threads)), cache, context_len)
     with Weights(job.folder) as weights, torch.inference_mode():
+        floats = dequantized(weights, job.shape.quantization)
         return NativeDecoder(
             library,
-            StoredWeights(job.shape, dequantized(weights, job.shape.quantization), packed),
+            StoredWeights(replace(job.shape, quantization=None), floats, packed),
             cache,
             context_len=context_len,
             threads=job.config.threads,
@@ -125,17 +120,13 @@ def blocked_decoder(
     job: LoadJob, _library: Kernels | None, _packed: PackedFile | None, cache: KVCache, context_len: int
 ) -> Model:
     """A decoder by torch."""
-    return _decoder_by_torch(job, TorchOps(PackedLinear), cache, context_len)
-
-
-def _decoder_by_torch(job: LoadJob, ops: Ops, cache: KVCache, context_len: int) -> Model:
     assert isinstance(job.shape, ModelConfig)
     attention = BlockedAttention(job.shape, cache)
     with Weights(job.folder) as weights, torch.inference_mode():
         decoder = load_decoder(
             replace(job.shape, quantization=None),
             dequantized(weights, job.shape.quantization),
-            ops,
+            TorchOps(PackedLinear),
             context_len=context_len,
             dtype=torch.float32,
             on_progress=job.on_progress,

@@ -43,8 +43,7 @@ def kept_weights(
         rest = max(0, shape.parameters - packed.parameters) * dtype.itemsize
         words = packed.kinds if packed.matrices == shape.matrices else f"{packed.kinds}+{loose}"
         return KeptWeights(packed.nbytes + rest, words)
-    by_torch = shape.has_experts or not compiled
-    if by_torch and shape.tied_embeddings:  # its linear keeps a packed copy beside the embedding
+    if not compiled and shape.tied_embeddings:  # torch's linear keeps a packed copy beside the embedding
         whole += shape.vocab_size * shape.hidden_size * dtype.itemsize
     if shape.quantization is not None:
         return KeptWeights(whole, f"{loose} of {shape.quantization.format.name}")
@@ -64,11 +63,8 @@ def kept_weights(
 
 def _matrices(shape: ModelConfig, weights: Weights) -> Iterator[tuple[torch.dtype, int]]:
     """The type that matrices are kept in by compiled kernels, and how many numbers they have."""
-    if not shape.has_experts:  # torch looks tokens up in the embedding of those with experts, in float32
-        yield weights.stored_dtype("model.embed_tokens.weight"), shape.vocab_size * shape.hidden_size
-    head = "model.embed_tokens" if shape.tied_embeddings else "lm_head"
-    if shape.has_experts or not shape.tied_embeddings:
-        yield weights.stored_dtype(f"{head}.weight"), shape.vocab_size * shape.hidden_size
+    for name in ("model.embed_tokens",) if shape.tied_embeddings else ("model.embed_tokens", "lm_head"):
+        yield weights.stored_dtype(f"{name}.weight"), shape.vocab_size * shape.hidden_size
     for name, outputs, inputs in (each for group in shape.linears() for each in group):
         yield weights.stored_dtype(f"{name}.weight"), outputs * inputs
     for layer, experts in enumerate(shape.experts):

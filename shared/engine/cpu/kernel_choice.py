@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -36,12 +36,6 @@ class KernelChoice:
     library: Kernels | None = None  # only of compiled kernels
     description: str = ""
     determinism: str = ""  # what may change the last bit of a result
-
-    def beside_torch(self) -> KernelChoice:
-        """For a model whose linears alone are compiled: what torch computes may change its bits as well."""
-        if self.library is None:
-            return self
-        return replace(self, determinism=f"{self.determinism},{_TORCH}")
 
 
 def choose_kernels(

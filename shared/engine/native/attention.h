@@ -46,6 +46,7 @@ struct Scores {
     int window;   // tokens; 0: a row sees all before it
     float scale;  // of a product
     float cap;    // of a score: cap * tanh(score / cap); 0: none
+    const float* sinks;  // [heads], a score that each row sees besides, of a value of 0; or null
 };
 
 // Attend with every row of q, [rows, q_stride] with heads · head_dim values each.

@@ -1,4 +1,4 @@
-// The dense decoder of all families from token ids to logits in one call, and the C interface to it.
+// The decoder of all families from token ids to logits in one call, and the C interface to it.
 //
 // The same mathematics as the model on torch, with the small steps fused into the rows they belong to. Nothing is
 // checked here: shapes, page tables and positions come from Python, which has checked them.
@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "attention.h"
+#include "experts.h"
+#include "gating.h"
 #include "gemm.h"
 #include "lanes.h"
 
@@ -17,7 +19,7 @@ using namespace segue;
 extern "C" {
 
 struct SegueShape {
-    int32_t hidden, inner, heads, head_dim, vocab;
+    int32_t hidden, heads, head_dim, vocab;
     int32_t rotary_dim;       // of head_dim, the first ones; even
     int32_t gelu;             // 1: of the gate, approximated by tanh; 0: SiLU
     int32_t whole_qk_norm;    // 1: norms of queries and keys are over all heads; 0: over each
@@ -35,8 +37,11 @@ struct SegueLayer {
     const float *attention_post_norm, *mlp_post_norm;  // [hidden], or null: of what they give
     const float *q_norm, *k_norm;                      // [head_dim] or [heads * head_dim], or null
     const float *cosines, *sines;                      // [context_len, rotary_dim / 2], or null: nothing is rotated
-    Matrix qkv[3], output, gate_up[2], down;
-    int32_t window;  // tokens; 0: sees everything
+    const float* sinks;                                // [heads], or null
+    Matrix qkv[3], output;
+    Matrix gate_up[2], down;  // of the MLP that every row takes; no outputs: there is none
+    Experts experts;          // of which each row takes some besides
+    int32_t window;           // tokens; 0: sees everything
 };
 }
 
@@ -68,20 +73,6 @@ void rotate(float* x, int rotary_dim, const float* cosines, const float* sines) 
     }
 }
 
-// gate = gate / (1 + e^-slope) * up: the slope is the gate itself for SiLU, 2u for GELU, as (1 + tanh u) / 2 is that.
-void activate_multiply(float* gate, const float* up, int size, bool gelu) {
-    const Lanes one = Lanes::broadcast(1.0f), cubic = Lanes::broadcast(0.044715f);
-    const Lanes doubled = Lanes::broadcast(1.5957691216f);  // 2 * sqrt(2 / pi)
-    for (int at = 0; at < size; at += LANES) {
-        const int count = std::min(LANES, size - at);
-        const Lanes x = Lanes::load(gate + at, count);
-        const Lanes slope = gelu ? doubled * fma(cubic * x * x, x, x) : x;
-        // e^-slope would overflow below -88
-        const Lanes inverse = one + exp(Lanes::broadcast(0.0f) - larger(slope, Lanes::broadcast(-88.0f)));
-        (x / inverse * Lanes::load(up + at, count)).store(gate + at, count);
-    }
-}
-
 // What is added to the residual stream: normalized and scaled in the families that do so.
 void add_to(float* stream, float* given, const float* weight, const SegueShape& shape) {
     if (weight) normalize(given, weight, shape.hidden, shape.epsilon, given);
@@ -101,7 +92,9 @@ void finish_logits(float* logits, const SegueShape& shape) {
 
 struct SegueDecoder {
     SegueDecoder(const SegueShape& shape, const SegueLayer* layers, int count, int threads)
-        : shape(shape), layers(layers, layers + count), team(threads) {}
+        : shape(shape), layers(layers, layers + count), team(threads) {
+        for (const SegueLayer& layer : this->layers) inner_most = std::max(inner_most, layer.gate_up[0].outputs);
+    }
 
     void forward(const Batch& batch, float* logits) {
         const int hidden = shape.hidden, heads = shape.heads, kv_heads = shape.cache.kv_heads;
@@ -110,25 +103,18 @@ struct SegueDecoder {
         int rows = batch.rows;
         x.resize((size_t)rows * hidden);
         normal.resize((size_t)rows * std::max((long)hidden, q_size));
-        wide.resize((size_t)rows * std::max({qkv_size, 2L * shape.inner, (long)hidden}));
+        wide.resize((size_t)rows * std::max({qkv_size, 2L * inner_most, (long)hidden}));
         each_row(rows, [&](int row) { embed(batch, row); });
         for (int number = 0; number < (int)layers.size(); number++) {
             const SegueLayer& layer = layers[number];
             const float* read = normalize_rows(rows, layer.attention_norm);
             gemm(team, layer.qkv, 3, read, hidden, rows, wide.data(), qkv_size, false);
             each_row(rows, [&](int row) { place(batch, layer, number, row, &wide[row * qkv_size]); });
-            const Scores scores{layer.window, shape.attention_scale, shape.attention_cap};
+            const Scores scores{layer.window, shape.attention_scale, shape.attention_cap, layer.sinks};
             attend(team, shape.cache, batch, number, heads, scores, wide.data(), qkv_size, normal.data(), q_size);
             if (number + 1 == (int)layers.size()) rows = keep_sampled(batch, q_size);
             give(layer.output, normal.data(), q_size, rows, layer.attention_post_norm, wide);
-            read = normalize_rows(rows, layer.mlp_norm);
-            const long inner = shape.inner;
-            gemm(team, layer.gate_up, 2, read, hidden, rows, wide.data(), 2 * inner, false);
-            each_row(rows, [&](int row) {
-                float* gate = &wide[row * 2 * inner];
-                activate_multiply(gate, gate + inner, (int)inner, shape.gelu);
-            });
-            give(layer.down, wide.data(), 2 * inner, rows, layer.mlp_post_norm, normal);
+            feed_forward(layer, rows);
             layers_done.fetch_add(1, std::memory_order_relaxed);
         }
         gemm(team, &shape.head, 1, normalize_rows(rows, shape.norm), hidden, rows, logits, shape.vocab, false);
@@ -142,6 +128,9 @@ struct SegueDecoder {
     std::vector<float> x;       // [rows, hidden], the residual stream
     std::vector<float> normal;  // [rows, hidden], what a linear reads; attention's result
     std::vector<float> wide;    // [rows, q k v], [rows, gate up]
+    std::vector<float> given;   // [rows, hidden], what a layer with experts adds to the stream
+    ExpertRows expert_rows;
+    int inner_most = 0;         // inner numbers of the largest MLP that every row takes
     Team team;                  // last: its threads end before what they work on
 
 private:
@@ -159,15 +148,38 @@ private:
             for (int at = 0; at < shape.hidden; at++) to[at] *= shape.embedding_scale;
     }
 
+    void feed_forward(const SegueLayer& layer, int rows) {
+        const int hidden = shape.hidden;
+        const float* read = normalize_rows(rows, layer.mlp_norm);
+        const bool has_mlp = layer.gate_up[0].outputs != 0;
+        const long inner = layer.gate_up[0].outputs;
+        if (has_mlp) {
+            gemm(team, layer.gate_up, 2, read, hidden, rows, wide.data(), 2 * inner, false);
+            each_row(rows, [&](int row) {
+                float* gate = &wide[row * 2 * inner];
+                activate_multiply(gate, gate + inner, (int)inner, {shape.gelu != 0, 0.0f, 0.0f});
+            });
+        }
+        if (!layer.experts.routing.experts) return give(layer.down, wide.data(), 2 * inner, rows, layer.mlp_post_norm, normal);
+        given.resize((size_t)rows * hidden);
+        expert_rows.compute(team, layer.experts, shape.gelu != 0, read, hidden, rows, given.data());
+        if (has_mlp) gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, given.data(), hidden, true);
+        add_rows(given.data(), rows, layer.mlp_post_norm);
+    }
+
     // Add what a matrix gives to the stream, by way of `between` where something is done to it before.
     void give(const Matrix& matrix, const float* from, long stride, int rows, const float* weight, std::vector<float>& between) {
         const int hidden = shape.hidden;
         if (!weight && shape.residual_scale == 1.0f)
             return gemm(team, &matrix, 1, from, stride, rows, x.data(), hidden, true);
         gemm(team, &matrix, 1, from, stride, rows, between.data(), hidden, false);
+        add_rows(between.data(), rows, weight);
+    }
+
+    void add_rows(float* given, int rows, const float* weight) {
         each_row(rows, [&](int row) {
-            const size_t start = (size_t)row * hidden;
-            add_to(&x[start], &between[start], weight, shape);
+            const size_t start = (size_t)row * shape.hidden;
+            add_to(&x[start], given + start, weight, shape);
         });
     }
 
@@ -238,9 +250,16 @@ void segue_gemm(SegueDecoder* decoder, const Matrix* matrix, const float* x, int
     gemm(decoder->team, matrix, 1, x, matrix->inputs, rows, y, matrix->outputs, false);
 }
 
+// How experts are chosen by itself, for tests: logits [rows, experts] → chosen and weights [rows, chosen].
+void segue_choose_experts(const Routing* routing, const float* logits, int32_t rows, int32_t* chosen, float* weights) {
+    for (int row = 0; row < rows; row++, logits += routing->experts, chosen += routing->chosen, weights += routing->chosen)
+        choose(*routing, logits, chosen, weights);
+}
+
 // Of the structs that Python knows as well, in its order.
 int32_t segue_size_of(int32_t number) {
-    const size_t sizes[] = {sizeof(Matrix), sizeof(Cache), sizeof(Batch), sizeof(SegueShape), sizeof(SegueLayer)};
+    const size_t sizes[] = {sizeof(Matrix), sizeof(Cache),      sizeof(Batch),
+                            sizeof(Experts), sizeof(SegueShape), sizeof(SegueLayer)};
     return (int32_t)sizes[number];
 }
 }

@@ -9,7 +9,9 @@
 namespace segue {
 namespace {
 
-constexpr int ROW_BLOCK = 10 * TILE_ROWS;  // rows of x that stay in a core's cache while panels pass
+// Rows of a tile: eight rows of x that lie a power of two apart fill the eight ways of a core's first cache.
+constexpr int ROWS_OF_TILE = std::min(TILE_ROWS, 8);
+constexpr int ROW_BLOCK = 15 * ROWS_OF_TILE;  // rows of x that stay in a core's cache while panels pass
 constexpr int WIDE_ROWS = 4;  // of x for which wide blocks are expanded in registers
 constexpr int TILES_TO_EXPAND_FOR = 3;  // with two, expanding in registers twice costs less than writing and reading
 
@@ -62,7 +64,7 @@ void tile(const Task& task, int first_row, int first_panel) {
 }
 
 // Rows [first, first + rows) of one panel, or of several together.
-template <class Panel, int ROWS = TILE_ROWS>
+template <class Panel, int ROWS = ROWS_OF_TILE>
 void tiles(const Task& task, int first_row, int rows, int first_panel, int panels) {
     if constexpr (ROWS > 1)
         if (rows < ROWS) return tiles<Panel, ROWS - 1>(task, first_row, rows, first_panel, panels);
@@ -73,7 +75,7 @@ void tiles(const Task& task, int first_row, int rows, int first_panel, int panel
     for (; panel < panels; panel++) tile<Panel, ROWS, 1>(task, first_row, first_panel + panel);
 }
 
-int tile_count(int rows) { return (rows + TILE_ROWS - 1) / TILE_ROWS; }
+int tile_count(int rows) { return (rows + ROWS_OF_TILE - 1) / ROWS_OF_TILE; }
 
 template <class Panel>
 void in_tiles(const Task& task, int first_row, int rows, int first_panel, int panels) {
@@ -145,6 +147,11 @@ int panels_of_item(int rows) {
     return 2 * panels_beside((block + tiles - 1) / tiles);
 }
 
+int groups_of(const Product& product) {
+    const int together = panels_of_item(product.rows);
+    return (panels_of(*product.matrix) + together - 1) / together;
+}
+
 template <class Panel>
 void unpack_row_from(const Matrix& matrix, int row, float* to) {
     each_input(panel_of<Panel>(matrix, row / LANES), matrix.inputs, [&](const Lanes& weights) {
@@ -156,31 +163,36 @@ void unpack_row_from(const Matrix& matrix, int row, float* to) {
 
 }  // namespace
 
+void gemm(Team& team, const std::vector<Product>& products, long x_stride, long y_stride, bool add) {
+    static thread_local std::vector<int> ends;  // of the items of each product; of the calling thread
+    ends.clear();
+    int items = 0;
+    for (const Product& product : products) {
+        const int row_blocks = (product.rows + ROW_BLOCK - 1) / ROW_BLOCK;
+        if (row_blocks) items += row_blocks * groups_of(product);
+        ends.push_back(items);
+    }
+    team.share(items, [&, ends = ends.data()](int item) {
+        const long number = std::upper_bound(ends, ends + products.size(), item) - ends;
+        const Product& product = products[number];
+        if (number) item -= ends[number - 1];
+        const int groups = groups_of(product), together = panels_of_item(product.rows);
+        const int first_row = item / groups * ROW_BLOCK, first_panel = item % groups * together;
+        const Task task{*product.matrix, product.x, x_stride, product.y, y_stride, add};
+        dispatch(
+            task, first_row, std::min(ROW_BLOCK, product.rows - first_row), first_panel,
+            std::min(together, panels_of(*product.matrix) - first_panel));
+    });
+}
+
 void gemm(
     Team& team, const Matrix* matrices, int count, const float* x, long x_stride, int rows, float* y, long y_stride,
     bool add) {
-    if (!rows) return;
-    const int together = panels_of_item(rows);
-    const int row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    int groups = 0;  // of panels, over all matrices
-    for (int number = 0; number < count; number++) groups += (panels_of(matrices[number]) + together - 1) / together;
-    team.share(row_blocks * groups, [&](int number) {
-        const int first_row = number / groups * ROW_BLOCK;
-        int group = number % groups;
-        float* to = y;
-        const Matrix* matrix = matrices;
-        for (;; matrix++) {
-            const int here = (panels_of(*matrix) + together - 1) / together;
-            if (group < here) break;
-            group -= here;
-            to += matrix->outputs;
-        }
-        const Task task{*matrix, x, x_stride, to, y_stride, add};
-        const int first_panel = group * together;
-        dispatch(
-            task, first_row, std::min(ROW_BLOCK, rows - first_row), first_panel,
-            std::min(together, panels_of(*matrix) - first_panel));
-    });
+    static thread_local std::vector<Product> products;
+    products.clear();
+    for (const Matrix* matrix = matrices; matrix < matrices + count; y += matrix++->outputs)
+        products.push_back({matrix, x, rows, y});
+    gemm(team, products, x_stride, y_stride, add);
 }
 
 void unpack_row(const Matrix& matrix, int row, float* to) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "team.h"
 
@@ -19,7 +20,18 @@ struct Matrix {
     const float* bias;  // [outputs], or null
 };
 
-// y[row] (= or +=) x[row] · Wᵀ + b, the outputs of `count` matrices side by side; strides in floats.
+// y[row] (= or +=) x[row] · Wᵀ + b.
+struct Product {
+    const Matrix* matrix;
+    const float* x;
+    int rows;
+    float* y;
+};
+
+// All of them; strides in floats.
+void gemm(Team& team, const std::vector<Product>& products, long x_stride, long y_stride, bool add);
+
+// Products of the same rows, the outputs of `count` matrices side by side.
 void gemm(
     Team& team, const Matrix* matrices, int count, const float* x, long x_stride, int rows, float* y, long y_stride,
     bool add);

@@ -59,7 +59,6 @@ class NativeShape(Structure):
 
     _fields_ = (
         ("hidden", c_int32),
-        ("inner", c_int32),
         ("heads", c_int32),
         ("head_dim", c_int32),
         ("vocab", c_int32),
@@ -80,6 +79,35 @@ class NativeShape(Structure):
     )
 
 
+class NativeRouting(Structure):
+    """`Routing` of experts.h."""
+
+    _fields_ = (
+        ("experts", c_int32),
+        ("chosen", c_int32),
+        ("groups", c_int32),
+        ("groups_chosen", c_int32),
+        ("sigmoid", c_int32),
+        ("normalized", c_int32),
+        ("scale", c_float),
+        ("correction", c_void_p),
+    )
+
+
+class NativeExperts(Structure):
+    """`Experts` of experts.h."""
+
+    _fields_ = (
+        ("routing", NativeRouting),
+        ("inner", c_int32),
+        ("slope", c_float),
+        ("limit", c_float),
+        ("router", NativeMatrix),
+        ("gate_up", c_void_p),
+        ("down", c_void_p),
+    )
+
+
 class NativeLayer(Structure):
     """`SegueLayer` of decoder.cpp."""
 
@@ -92,10 +120,12 @@ class NativeLayer(Structure):
         ("k_norm", c_void_p),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("sinks", c_void_p),
         ("qkv", NativeMatrix * 3),
         ("output", NativeMatrix),
         ("gate_up", NativeMatrix * 2),
         ("down", NativeMatrix),
+        ("experts", NativeExperts),
         ("window", c_int32),
     )
 
@@ -109,7 +139,8 @@ class Kernels:
             loaded = ctypes.CDLL(str(library))
         except OSError as error:
             raise BuildError(f"{library} cannot be loaded: {error}") from None
-        for number, struct in enumerate((NativeMatrix, NativeCache, NativeBatch, NativeShape, NativeLayer)):
+        structs = (NativeMatrix, NativeCache, NativeBatch, NativeExperts, NativeShape, NativeLayer)
+        for number, struct in enumerate(structs):
             if loaded.segue_size_of(number) != ctypes.sizeof(struct):
                 raise BuildError(f"{library} has another {struct.__name__} than this version")
         self.decoder_new = loaded.segue_decoder_new
@@ -127,6 +158,9 @@ class Kernels:
         self.logprobs = loaded.segue_logprobs
         self.logprobs.argtypes = (c_void_p, c_int32, c_int32, c_int32, *(c_void_p,) * 4)
         self.logprobs.restype = c_int32
+        self.choose_experts = loaded.segue_choose_experts  # of tests
+        self.choose_experts.argtypes = (POINTER(NativeRouting), c_void_p, c_int32, c_void_p, c_void_p)
+        self.choose_experts.restype = None
         self.gemm = loaded.segue_gemm  # of the micro-benchmark
         self.gemm.argtypes = (c_void_p, POINTER(NativeMatrix), c_void_p, c_int32, c_void_p)
         self.gemm.restype = None

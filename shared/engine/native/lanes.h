@@ -207,6 +207,12 @@ inline Lanes larger(Lanes a, const Lanes& b) {
     return a;
 }
 
+inline Lanes smaller(Lanes a, const Lanes& b) {
+    SEGUE_UNROLL for (int part = 0; part < PARTS; part++)
+        a.part[part] = a.part[part] < b.part[part] ? a.part[part] : b.part[part];
+    return a;
+}
+
 // a * b + c
 inline Lanes fma(const Lanes& a, const Lanes& b, Lanes c) {
 #if defined(__AVX512F__)

@@ -15,11 +15,14 @@
 
 namespace segue {
 
-// Bring what will be read next into the core's cache: panels follow one another in memory, and each is too short for
-// the hardware to see that in time. `BYTES` from `from` on.
+// Bring what will be read soon into the core's cache, `BYTES` from `from` on: the hardware alone does not keep ahead of
+// several panels that are read at once. What is read at the rate of memory is brought NEAR bytes before it is read: what
+// lies farther away would leave the cache again. Blocks of few bits take longer to expand, and what is brought is the
+// panel that is read after this one.
+constexpr long NEAR = 1024;
 template <int BYTES>
 inline void prefetch(const void* from) {
-    SEGUE_UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch((const uint8_t*)from + at);
+    SEGUE_UNROLL for (int at = 0; at < BYTES; at += 64) __builtin_prefetch((const uint8_t*)from + at, 0, 2);
 }
 
 // Keys or values of a KV page: rows of values `stride` apart. `ahead` is the distance in values to what is read soon.
@@ -44,11 +47,11 @@ struct CellPanel {
     Block block(int) const { return {values, stride, ahead}; }
 };
 
-// Float weights, sixteen for each input. `ahead` is the distance in bytes to the panel that is read after this one.
+// Float weights, sixteen for each input.
 template <class Value>
 struct FloatPanel {
     const uint8_t* values;
-    long ahead;
+    long ahead;  // not used: what is brought is NEAR
 
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }
@@ -56,19 +59,19 @@ struct FloatPanel {
 
     struct Block {
         const uint8_t* values;
-        long ahead;
         template <int HALF>
         Lanes row(int number) const {
             const uint8_t* start = values + number * LANES * (long)sizeof(Value);
-            prefetch<LANES * sizeof(Value)>(start + ahead);
+            prefetch<LANES * sizeof(Value)>(start + NEAR);
             return Lanes::load((const Value*)start);
         }
     };
-    Block block(int) const { return {values, ahead}; }
+    Block block(int) const { return {values}; }
 };
 using F32Panel = FloatPanel<float>;
 
 // ggml's blocks of 32 inputs, sixteen of them side by side: scales, then bytes. `Format` opens one and expands its rows.
+// `ahead` is the distance in bytes to the panel that is read after this one.
 template <class Format>
 struct BlockPanel {
     const uint8_t* blocks;
@@ -81,12 +84,13 @@ struct BlockPanel {
 
     Block block(int number) const {
         const uint8_t* start = blocks + (long)number * Format::BYTES;
-        prefetch<Format::BYTES>(start + ahead);
+        prefetch<Format::BYTES>(start + (Format::BITS == 8 ? NEAR : ahead));
         return Format::open(start);
     }
 };
 
 struct Q8_0 {
+    static constexpr int BITS = 8;
     static constexpr int HALVES = 1;
     static constexpr int BYTES = 2 * LANES + 32 * LANES;
 
@@ -103,6 +107,7 @@ struct Q8_0 {
 
 // A byte holds input j of the block in its low half, input j + 16 in its high half.
 struct Q4 {
+    static constexpr int BITS = 4;
     static constexpr int HALVES = 2;
 
     struct Block {

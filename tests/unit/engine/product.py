@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from shared.engine.cpu.native_decoder import KIND_NUMBERS
+from shared.engine.cpu.native_weights import KIND_NUMBERS
 from shared.engine.gguf.packing import FLOAT_KINDS, Kind, pack_blocks, pack_float
 from shared.engine.native import kernels
 from shared.engine.native.build import build, choose

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from ctypes import byref
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 from shared.engine.checkpoint.experts_config import Routing, Scoring
+from shared.engine.cpu.native_weights import native_routing
 from shared.engine.model.routing import Router, best
+from shared.engine.native.build import build, choose
+from shared.engine.native.kernels import Kernels
 from shared.primitives.errors import ModelError
+from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
 
 ROUTINGS = {
     "softmax": Routing(9, 3),
@@ -46,12 +53,37 @@ def _logits(rows: int, experts: int, *, tied: bool) -> Tensor:
     return torch.randn(rows, experts, generator=generator) * 3
 
 
+def _by_torch(routing: Routing, correction: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
+    return Router(routing, correction, logits.device)(logits)
+
+
+def _by_compiled(
+    name: str, routing: Routing, correction: Tensor | None, logits: Tensor
+) -> tuple[Tensor, Tensor]:
+    library = Kernels(build(choose(name)))
+    chosen = torch.full((len(logits), routing.chosen), -1, dtype=torch.int32)
+    weights = torch.full(chosen.shape, math.nan)
+    native = native_routing(routing, None if correction is None else correction.data_ptr())
+    library.choose_experts(
+        byref(native), logits.data_ptr(), len(logits), chosen.data_ptr(), weights.data_ptr()
+    )
+    return chosen, weights
+
+
+BY: dict[str, Callable[[Routing, Tensor | None, Tensor], tuple[Tensor, Tensor]]] = {
+    "torch": _by_torch,
+    **{name: partial(_by_compiled, name) for name in COMPILED_KERNELS},
+}
+
+
+@pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("tied", [False, True], ids=["random", "tied"])
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
-def test_experts_and_weights_are_those_of_a_plain_reading(routing: Routing, tied: bool) -> None:
+def test_experts_and_weights_are_those_of_a_plain_reading(routing: Routing, tied: bool, by: str) -> None:
+    skip_unless_runnable(by)
     logits = _logits(200, routing.experts, tied=tied)
     correction = torch.arange(routing.experts).remainder(3) * 0.25 if routing.corrected else None
-    chosen, weights = Router(routing, correction, logits.device)(logits)
+    chosen, weights = BY[by](routing, correction, logits)
     biases = torch.zeros(routing.experts) if correction is None else correction
     for row, experts, given in zip(logits, chosen.tolist(), weights.tolist(), strict=True):
         expected = _plainly(row, biases, routing)
@@ -66,10 +98,13 @@ def test_of_equal_scores_the_lower_place_comes_first() -> None:
     assert best(scores[:1], 4, places, positive=True).tolist() == [[1, 2, 4, 0]]
 
 
-def test_not_a_number_chooses_experts_that_there_are() -> None:
-    logits = torch.full((3, 9), torch.nan)
-    chosen, _ = Router(ROUTINGS["softmax"], None, logits.device)(logits)
-    assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < 9 for row in chosen.tolist())
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("routing", [ROUTINGS["softmax"], ROUTINGS["sigmoid, groups"]], ids=str)
+def test_not_a_number_chooses_experts_that_there_are(routing: Routing, by: str) -> None:
+    skip_unless_runnable(by)
+    logits, correction = torch.full((3, routing.experts), torch.nan), torch.zeros(routing.experts)
+    chosen, _ = BY[by](routing, correction if routing.corrected else None, logits)
+    assert all(len(set(row)) == 3 and 0 <= min(row) <= max(row) < routing.experts for row in chosen.tolist())
 
 
 @pytest.mark.parametrize(
