@@ -214,7 +214,7 @@ private:
             sums[pair][column].store(weighted + pair * padded + column * LANES);
     }
 
-    // The greatest that a float holds, about, where a sink is far above all scores: nothing is seen then.
+    // e to the distance of a sink above the highest score; beyond 88 it would overflow, and values count for nothing there.
     static float sink_weight(float above) { return exp(Lanes::broadcast(std::min(above, 88.0f))).part[0][0]; }
 
     void scatter(int head_dim, int padded) {
@@ -223,8 +223,7 @@ private:
             float total = scratch_.totals[pair].sum();
             if (task_.scores.sinks) total += sink_weight(task_.scores.sinks[head] - scratch_.highest[pair]);
             const float share = 1.0f / total;
-            float* to = task_.out + (tile_.first_row + pair / tile_.heads) * task_.out_stride +
-                        head * head_dim;
+            float* to = task_.out + (tile_.first_row + pair / tile_.heads) * task_.out_stride + head * head_dim;
             for (int at = 0; at < head_dim; at++) to[at] = scratch_.weighted[(size_t)pair * padded + at] * share;
         }
     }

@@ -151,9 +151,8 @@ private:
     void feed_forward(const SegueLayer& layer, int rows) {
         const int hidden = shape.hidden;
         const float* read = normalize_rows(rows, layer.mlp_norm);
-        const bool has_mlp = layer.gate_up[0].outputs != 0;
-        const long inner = layer.gate_up[0].outputs;
-        if (has_mlp) {
+        const long inner = layer.gate_up[0].outputs;  // 0: no MLP that every row takes
+        if (inner) {
             gemm(team, layer.gate_up, 2, read, hidden, rows, wide.data(), 2 * inner, false);
             each_row(rows, [&](int row) {
                 float* gate = &wide[row * 2 * inner];
@@ -163,7 +162,7 @@ private:
         if (!layer.experts.routing.experts) return give(layer.down, wide.data(), 2 * inner, rows, layer.mlp_post_norm, normal);
         given.resize((size_t)rows * hidden);
         expert_rows.compute(team, layer.experts, shape.gelu != 0, read, hidden, rows, given.data());
-        if (has_mlp) gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, given.data(), hidden, true);
+        if (inner) gemm(team, &layer.down, 1, wide.data(), 2 * inner, rows, given.data(), hidden, true);
         add_rows(given.data(), rows, layer.mlp_post_norm);
     }
 
@@ -258,8 +257,8 @@ void segue_choose_experts(const Routing* routing, const float* logits, int32_t r
 
 // Of the structs that Python knows as well, in its order.
 int32_t segue_size_of(int32_t number) {
-    const size_t sizes[] = {sizeof(Matrix), sizeof(Cache),      sizeof(Batch),
-                            sizeof(Experts), sizeof(SegueShape), sizeof(SegueLayer)};
+    const size_t sizes[] = {
+        sizeof(Matrix), sizeof(Cache), sizeof(Batch), sizeof(Experts), sizeof(SegueShape), sizeof(SegueLayer)};
     return (int32_t)sizes[number];
 }
 }

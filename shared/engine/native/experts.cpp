@@ -27,12 +27,12 @@ void highest(const float* scores, int size, int count, int* places) {
 
 void score(const Routing& routing, const float* logits, float* scores) {
     const int size = routing.experts;
-    const Lanes one = Lanes::broadcast(1.0f), most_lanes = Lanes::broadcast(88.0f);
     if (routing.sigmoid) {
+        const Lanes one = Lanes::broadcast(1.0f), zero = Lanes::broadcast(0.0f);
         for (int at = 0; at < size; at += LANES) {
             const int count = std::min(LANES, size - at);
-            const Lanes negative = Lanes::broadcast(0.0f) - Lanes::load(logits + at, count);
-            (one / (one + exp(smaller(negative, most_lanes)))).store(scores + at, count);
+            const Lanes slope = larger(Lanes::load(logits + at, count), Lanes::broadcast(-88.0f));  // as in gating.h
+            (one / (one + exp(zero - slope))).store(scores + at, count);
         }
         return;
     }

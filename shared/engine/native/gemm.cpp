@@ -18,7 +18,9 @@ constexpr int TILES_TO_EXPAND_FOR = 3;  // with two, expanding in registers twic
 template <class Panel>
 Panel panel_of(const Matrix& matrix, long number, int ahead = 0) {
     const long size = Panel::bytes(matrix.inputs);
-    return {(const uint8_t*)matrix.panels + number * size, ahead * size};
+    Panel panel{(const uint8_t*)matrix.panels + number * size};
+    if constexpr (requires { panel.ahead; }) panel.ahead = ahead * size;
+    return panel;
 }
 
 // visit(weights) for each input of a panel, in order.

@@ -15,10 +15,10 @@
 
 namespace segue {
 
-// Bring what will be read soon into the core's cache, `BYTES` from `from` on: the hardware alone does not keep ahead of
-// several panels that are read at once. What is read at the rate of memory is brought NEAR bytes before it is read: what
-// lies farther away would leave the cache again. Blocks of few bits take longer to expand, and what is brought is the
-// panel that is read after this one.
+// Bring what will be read soon into the core's second cache, `BYTES` from `from` on: the hardware alone does not keep ahead
+// of several panels that are read at once. Weights of 8 bits and more are brought NEAR bytes before they are read: what lies
+// farther away would leave the cache again. Blocks of fewer bits take longer to expand, and what is brought is the panel
+// that is read after this one.
 constexpr long NEAR = 1024;
 template <int BYTES>
 inline void prefetch(const void* from) {
@@ -51,7 +51,6 @@ struct CellPanel {
 template <class Value>
 struct FloatPanel {
     const uint8_t* values;
-    long ahead;  // not used: what is brought is NEAR
 
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }
@@ -75,7 +74,7 @@ using F32Panel = FloatPanel<float>;
 template <class Format>
 struct BlockPanel {
     const uint8_t* blocks;
-    long ahead;
+    long ahead = 0;
 
     using Block = typename Format::Block;
     static constexpr int HALVES = Format::HALVES;

@@ -98,7 +98,7 @@ struct Q6_K : WideLayout<256, 1, 2, 6> {
 template <class Format>
 struct WidePanel {
     const uint8_t* blocks;
-    long ahead;
+    long ahead = 0;
 
     using Block = typename Format::Block;
     static constexpr int HALVES = 2;

@@ -25,7 +25,7 @@ from shared.engine.model.ops import ExpertBank
 from shared.engine.model.routing import Router
 from shared.engine.model.torch_ops import MakeLinear, PackedLinear, TorchOps, plain_linear
 from tests.unit.engine.checkpoint.published_models import MetaWeights
-from tests.unit.engine.driver import Driver, tokens_of
+from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES
 from tests.unit.engine.precision import logits_of, token_errors
 from tests.unit.engine.test_fallback import assert_exact_in_chunks_cached_and_moved
@@ -54,21 +54,27 @@ def test_logits_are_those_of_transformers_in_chunks_cached_and_moved(
     driver.close()
 
 
-def test_a_row_has_the_same_bits_alone_and_in_a_crowd(family: str, tmp_path: Path) -> None:
-    """On the CPU engine, where an expert's product has as many rows as chose it."""
+@pytest.mark.parametrize("name", ["torch", *COMPILED_KERNELS])
+def test_a_row_has_the_same_bits_alone_in_a_crowd_and_on_two_threads(
+    family: str, name: str, tmp_path: Path
+) -> None:
+    skip_unless_runnable(name)
     save_model(EXPERT_FAMILIES[family], tmp_path)
-    driver = Driver(tmp_path, kernels="torch")
     prompt = tokens_of(1, 140, VOCAB_SIZE)
-    driver.prefill(0, prompt, range(12))
-    driver.decode([0], 6)
+    alone, crowded = (
+        Driver(tmp_path, kernels=name, threads=threads, kv_cache_dtype="float32") for threads in (1, 2)
+    )
+    alone.prefill(0, prompt, range(12))
+    alone.decode([0], 6)
     for slot in (1, 2, 3):
-        driver.prefill(slot, tokens_of(slot, 30 * slot, VOCAB_SIZE), range(12 * slot, 12 * slot + 12))
-    driver.prefill(4, prompt, range(48, 60), chunk=33)
-    driver.decode([3, 4, 1, 2], 6)
-    assert len(driver.logits[0]) == 7
-    for alone, crowded in zip(driver.logits[0], driver.logits[4], strict=True):
-        assert torch.equal(alone, crowded)
-    driver.close()
+        crowded.prefill(slot, tokens_of(slot, 30 * slot, VOCAB_SIZE), range(12 * slot, 12 * slot + 12))
+    crowded.prefill(0, prompt, range(48, 60), chunk=33)
+    crowded.decode([3, 0, 1, 2], 6)
+    assert len(alone.logits[0]) == 7
+    for one, other in zip(alone.logits[0], crowded.logits[0], strict=True):
+        assert torch.equal(one, other)
+    for driver in (alone, crowded):
+        driver.close()
 
 
 def test_half_of_the_tokens_are_as_near_to_float32_as_those_of_transformers(
