@@ -97,6 +97,8 @@ class JudgedSilences:
             case PeerUp(peer, _) | PeerDown(peer, _):
                 for books in (self._open, self._heard, self._loads, self._found):
                     books.pop(peer, None)
+            case Received(peer, _) if peer not in self._core.fleet.workers:
+                pass  # it was dropped, and its session ends: nothing that it still says counts
             case Received(peer, Load() as load):
                 self._loads[peer] = load
             case Received(peer, Generated(rows)):
