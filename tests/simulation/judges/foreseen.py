@@ -63,8 +63,8 @@ class ForeseenJudge:
                 self._told[workers[effect.peer]] = effect.message.pages
         count = 0
         for worker in workers.values():
-            if worker.load.pages_foreseen < 0:
-                continue
+            if worker.load.pages_foreseen < 0 or not worker.understands(Foreseen):
+                continue  # it says nothing of others; or lies, for its version does not know of such pages
             live = self._core._requests.live.values()
             begun = sum(worker.foreseen[each.rid] for each in live if each.foreseen_at is worker)
             told = self._told.get(worker, 0)
