@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from router.core.dispatch import RouterCore
-from router.core.effects import RequestCompleted
+from router.core.effects import RequestCompleted, RequestFailed
 from router.core.requests.request_queue import VirtualTime
+from router.core.worker_events.worker_faults import FAILED
 from tests.simulation.scenarios.scenario import ScenarioSizes
 from tests.simulation.world.clients import SimulatedClient
 
@@ -46,11 +47,15 @@ class TenantWitness:
         self.outputs = core._requests.reservations.ready.clock = RecordingClock()
 
     def prove_charges(self, clients: Iterable[SimulatedClient], weights: Sequence[str]) -> None:
-        """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more."""
+        """Each tenant paid for the prompts that a worker got and for the output that came: once, and no more.
+
+        What a struck request paid for its output depends on where its last step broke off.
+        """
         assert not self._core._requests.tenants, "tenants without requests are not forgotten"
         weight = {name: float(text) for name, text in (entry.split("=") for entry in weights)}
         prompts: Counter[str] = Counter()
         outputs: Counter[str] = Counter()
+        struck: Counter[str] = Counter()
         groups: dict[tuple[str, ...], list[bool]] = {}  # whether each sibling was charged for the prompt
         for client in clients:
             planned, shown = client.planned, self._core.debug(client.planned.rid)
@@ -65,13 +70,15 @@ class TenantWitness:
                 groups.setdefault(planned.group, []).append(bool(charged))
             if shown["workers"]:
                 prompts[tenant] += charged / weight.get(tenant, 1.0)  # type: ignore
-            if isinstance(stages, dict) and stages.keys() & {"ready", "extending"}:
+            if isinstance(client.outcome, RequestFailed) and client.outcome.code == FAILED.code:
+                struck[tenant] += planned.params.max_new_tokens / weight.get(tenant, 1.0)  # type: ignore
+            elif isinstance(stages, dict) and stages.keys() & {"ready", "extending"}:
                 outputs[tenant] += shown["completion_tokens"] / weight.get(tenant, 1.0)  # type: ignore
         for rids, charged_each in groups.items():
             if len(charged_each) == len(rids):  # no other pays for one that was refused
                 assert charged_each.count(True) == 1, f"{rids[0]}: its prompt is charged {charged_each}"
-        _same(self.prompts.charged, prompts, "prompt")
-        _same(self.outputs.charged, outputs, "output")
+        _same(self.prompts.charged, prompts, "prompt", Counter())
+        _same(self.outputs.charged, outputs, "output", struck)
 
 
 def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSizes) -> None:
@@ -84,10 +91,10 @@ def prove_caches_are_apart(clients: Sequence[SimulatedClient], sizes: ScenarioSi
             assert told <= longest, f"{client.planned.rid}: {told} cached tokens, of its own tenant {longest}"
 
 
-def _same(charged: Counter[str], used: Counter[str], what: str) -> None:
+def _same(charged: Counter[str], used: Counter[str], what: str, struck: Counter[str]) -> None:
     for tenant in charged.keys() | used.keys():
-        apart = abs(charged[tenant] - used[tenant])
-        assert apart < TOKENS_ROUNDING, (
+        more = charged[tenant] - used[tenant]
+        assert -TOKENS_ROUNDING < more < struck[tenant] + TOKENS_ROUNDING, (
             f"{tenant} paid for {charged[tenant]} {what} tokens and had {used[tenant]}"
         )
 
