@@ -96,7 +96,7 @@ class LocalPlacement:
         Decode has to fetch the pages from that one; `reader` is the decode worker that is foreseen to. Whoever has room
         computes it where the others have none. Where one would have it sooner that has no turn for it yet, it waits for
         that turn until `live.worth_at`: else a prefill worker gets a queue in which prompts stand that others could
-        have computed long before.
+        have computed long before. For that it waits only once the whole fleet was asked who has a turn.
         """
         if at_prefill is not None and at_prefill.reason == "spread":
             return None  # that worker is to have the prefix from now on
@@ -130,7 +130,7 @@ class LocalPlacement:
                 ]
                 longer = bound - min(soon, default=inf)
                 live.worth_at = _waits_until(live, longer, at_prefill.worker.tokens > 0) if soon else inf
-                if soon or best is not None or not with_turn:
+                if not with_turn or (best is not None and not soon):
                     break
         return None
 

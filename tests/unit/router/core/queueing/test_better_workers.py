@@ -175,3 +175,15 @@ def test_an_idle_prefill_worker_gets_what_has_waited_as_long_as_it_takes_longer_
     assert world.state("r") == "waiting"
     world.wait(0.02)
     assert world.placed(Prefill, "r") == "p0"
+
+
+def test_it_waits_for_no_turn_of_a_handful_while_another_worker_of_the_fleet_has_one() -> None:
+    world = deployment(prefill=1, decode=6, local_prefill="short", candidates_max=1)
+    world.loaded("p0", extend_rate=1_000.0, queued=3, queued_tokens=2_000)
+    for number in range(5):
+        world.loaded(f"d{number}", extend_rate=1_000.0, queued=1, queued_tokens=256)
+    for number in range(8):
+        world.loaded("d5", extend_rate=1_000.0)
+        world.submit(request(f"r{number}", LONG))
+        assert world.placed(Serve, f"r{number}") == "d5"
+        begun(world, f"r{number}", peer="d5", finish="length")
