@@ -8,6 +8,9 @@ wrong guess costs a recomputation, never a wrong token.
 Each worker's blocks are bounded by what its pool can hold, and by an equal share of one bound for all workers; the
 least recently used go first. When a worker turns out to have evicted some that were thought to be there, as many of
 its oldest are forgotten: they are the likeliest to be gone too.
+
+A step may break off at any line (`worker_faults`). So a block is in the worker's own list for as long as the index
+knows the worker as a holder of it, and a worker goes last: `down` then takes all of it out.
 """
 
 from __future__ import annotations
@@ -88,12 +91,13 @@ class PrefixIndex:
 
     def down(self, peer: str) -> None:
         """Forget a worker, if it is indexed."""
-        worker = self._workers.pop(peer, None)
+        worker = self._workers.get(peer)
         if worker is not None:
             self._shrink(worker, 0)
-            del self._peers[worker.bit]
             for role in self._roles:
                 self._roles[role] &= ~(1 << worker.bit)
+            self._peers.pop(worker.bit, None)
+            del self._workers[peer]
 
     def hits(self, names: Sequence[bytes]) -> Hits:
         """Which workers know how much of a prompt."""
@@ -149,12 +153,13 @@ class PrefixIndex:
 
     def _shrink(self, worker: _WorkerBlocks, bound: int) -> None:
         while len(worker.blocks) > bound:
-            name, _ = worker.blocks.popitem(last=False)
-            left = self._holders[name] & ~(1 << worker.bit)
+            name = next(iter(worker.blocks))
+            left = self._holders.get(name, 0) & ~(1 << worker.bit)
             if left:
                 self._holders[name] = left
             else:
-                del self._holders[name]
+                self._holders.pop(name, None)
+            del worker.blocks[name]
 
 
 class Hits:

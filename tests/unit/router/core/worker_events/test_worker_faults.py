@@ -10,15 +10,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.core.effects import EndSession, RequestCompleted, RequestFailed
+from router.core.fleet.prefix_index import BLOCK_TOKENS
 from router.core.worker_events import books
 from router.core.worker_events.worker_replies import WorkerReplies
 from shared.primitives.errors import InvariantError
-from shared.wire.messages import Draining, Generated, Joined, Row
+from shared.wire.messages import Draining, Generated, Joined, Prefilled, Row, Serve
 from tests.doubles.breaking import broken_off_at
-from tests.unit.router.deployment import ScriptedDeployment, request
+from tests.unit.router.deployment import LIMITS, ScriptedDeployment, request
 
 LINES_MAX = 2000
 
@@ -49,6 +51,30 @@ def migrating() -> ScriptedDeployment:
     return world
 
 
+def computing() -> ScriptedDeployment:
+    """d0 and d1 compute prompts; the output of `r` at d0 fills a block of the prefix index."""
+    limits = msgspec.structs.replace(LIMITS, extend_tokens=64)
+    world = ScriptedDeployment(0, 0)
+    for worker in ("d0", "d1"):
+        world.up("decode", worker, limits=limits, understands=("Serve",))
+    for rid, worker in (("r", "d0"), ("other", "d1"), ("third", "d0")):
+        world.submit(request(rid, (ord(rid[0]),) * (BLOCK_TOKENS - 1)))
+        assert world.placed(Serve, rid) == worker
+        world.say(worker, Prefilled(rid, 1, 0, (10,), None, None, cached_tokens=0))
+    world.generated("d0", "r", 1, 11)
+    return world
+
+
+def knowing() -> ScriptedDeployment:
+    """p0 is expected to have the prompt of `r` in its cache."""
+    world = ScriptedDeployment(1, 2)
+    for rid in ("first", "r", "other", "third"):
+        world.submit(request(rid, (1,) * 8 * BLOCK_TOKENS))
+        if rid == "first":
+            world.prefilled("p0", rid, 10, finish="stop")
+    return world
+
+
 SAID: dict[str, tuple[Callable[[], ScriptedDeployment], str, Callable[[ScriptedDeployment], None]]] = {
     "Prefilled": (prefilling, "p0", lambda world: world.prefilled("p0", "r", 10)),
     "Prefilled, the last": (prefilling, "p0", lambda world: world.prefilled("p0", "r", 10, finish="stop")),
@@ -57,6 +83,8 @@ SAID: dict[str, tuple[Callable[[], ScriptedDeployment], str, Callable[[ScriptedD
     "Joined": (prefilling, "d0", lambda world: world.joined("d0", "r")),
     "Generated": (decoding, "d0", lambda world: world.generated("d0", "r", 2, 12, 13)),
     "Generated with a gap": (decoding, "d0", lambda world: world.generated("d0", "r", 5, 12)),
+    "Prefilled with less of a cache": (knowing, "p0", lambda world: world.prefilled("p0", "r", 10)),
+    "Finished with a block more": (computing, "d0", lambda world: world.finished("d0", "r", 2)),
     "Finished": (decoding, "d0", lambda world: world.finished("d0", "r", 2)),
     "Refused in decode": (decoding, "d0", lambda world: world.refused("d0", "r", "no_room")),
     "Migrating": (migrating, "d0", lambda world: world.migrating("d0", "r", 2)),
@@ -84,9 +112,18 @@ def test_a_step_that_breaks_off_anywhere_costs_one_worker(said: str) -> None:
         for rid in ("r", "other", "third"):
             world.cancel(rid)
         world.assert_nothing_left()
+        _assert_no_prefix_is_left(world)
     else:
         pytest.fail("it never ended by itself")
     assert line > 20, "nothing was broken off"
+
+
+def _assert_no_prefix_is_left(world: ScriptedDeployment) -> None:
+    """When the workers are gone nothing is known of what any had."""
+    for worker in list(world.core.fleet.workers):
+        world.down(worker)
+    prefixes = world.core.fleet.prefixes
+    assert (prefixes._workers, prefixes._peers, prefixes._holders) == ({}, {}, {})
 
 
 def test_only_the_request_of_the_message_ends_and_all_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
