@@ -120,7 +120,7 @@ class JudgedSilences:
             self._core.judged["a silent worker is alone, or not yet found"] += 1
             last_look = now - self._core.settings.silent_seconds / LOOKS - ROUNDING
             if self._changed.get(peer, 0.0) < last_look:
-                assert not self._was_silent(peer, last_look, longer=True), (
+                assert not self._was_silent(peer, last_look, surely=True), (
                     f"{peer} is silent and was not found"
                 )
 
@@ -168,18 +168,19 @@ class JudgedSilences:
             assert now - self._found[peer] > rested, f"{peer} was found silent, and is given more"
             assert not self._open[peer], f"{peer} was found silent, and is given more than one"
 
-    def _was_silent(self, peer: str, at: float, *, longer: bool = False) -> bool:
+    def _was_silent(self, peer: str, at: float, *, surely: bool = False) -> bool:
         """Whether it had been silent for long enough by then, and enough others had answered what was sent later.
 
-        `longer`: prompts that certainly were no shorter, for nobody expects more of a cache than a prompt has.
+        `surely`: by answers that certainly count. Their prompts were no shorter, for nobody expects more of a cache
+        than a prompt has; and whoever gave them has not lied, so all that it said could be used.
         """
         load, seconds = self._loads.get(peer, Load()), self._core.settings.silent_seconds
         if load.queued or load.running or at - self._heard.get(peer, 0.0) < seconds:
             return False
         held = [sent for sent in self._open[peer].values() if sent.reported and at - sent.at >= seconds]
-        return any(self._answered_later(sent, at, longer) for sent in held)
+        return any(self._answered_later(sent, at, surely) for sent in held)
 
-    def _answered_later(self, sent: Sent, at: float, longer: bool) -> bool:
+    def _answered_later(self, sent: Sent, at: float, surely: bool) -> bool:
         role = self._core.fleet.workers[sent.peer].hello.role
         compared = [
             other
@@ -187,6 +188,6 @@ class JudgedSilences:
             if other.peer != sent.peer
             and other.at > sent.at
             and (other.answered_at or 0.0) <= at
-            and (other.tokens >= sent.tokens or not longer)
+            and not (surely and (other.tokens < sent.tokens or other.peer in self._lies.liars))
         ]
         return len(compared) >= COMPARED_MIN
