@@ -85,6 +85,7 @@ class Lies:
         self.liars: set[str] = set()  # peers that have lied
         self.swallowing: set[str] = set()  # peers that do nothing with any request
         self.forgetful: set[str] = set()  # peers that have lost a request
+        self.dead: set[str] = set()  # peers whose process has ended
         self.told: set[bytes] = set()  # messages
         self.beyond: set[bytes] = set()  # messages with a number that no reader may take
         self.errors: dict[bytes, int] = {}  # messages that a core fails at, and at which of its lines

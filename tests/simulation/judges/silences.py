@@ -2,8 +2,9 @@
 
 It keeps books of its own: what each worker was sent and has not ended, when it last said something of that, what load
 it reported, and all answers of others since the start. So a verdict is judged by the rules, whatever the core
-remembers. And by the truth: who has neither lied, swallowed nor forgotten anything is never found silent, however slow,
-crowded, frozen or cut off it is.
+remembers. And by the truth: who lives and has neither lied, swallowed nor forgotten anything is never found silent,
+however slow, crowded, frozen or cut off it is. A router that was frozen may judge a dead worker before it hears of the
+death.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ class JudgedSilences:
 
     def _prove_silent(self, peer: str, now: float) -> None:
         lies = self._lies
-        assert peer in lies.swallowing | lies.forgetful | lies.liars, f"{peer} is honest and was found silent"
+        silent = lies.swallowing | lies.forgetful | lies.liars | lies.dead
+        assert peer in silent, f"{peer} is honest and was found silent"
         assert self._was_silent(peer, now + ROUNDING), f"{peer} was found silent too early, or alone"
 
     def _prove_may_have(self, peer: str, now: float) -> None:

@@ -310,6 +310,7 @@ class World:
         self.network.died(machine.process, closes_links=closes_links)
         if isinstance(machine, SimulatedWorker):
             del self.workers[machine.hello.uid]
+            self.lies.dead.add(peer_name(machine.hello))
             self.fabric.died(machine.agent.holder.agent)
         else:
             del self.routers[machine.hello.uid]
