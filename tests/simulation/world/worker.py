@@ -234,8 +234,13 @@ class SimulatedWorker:
                     self._novelties.without()
 
     def _exits(self) -> bool:
-        """Do as the drain says, as `shared.worker.worker.turn_until_exit` does."""
+        """Do as the drain says, as `shared.worker.worker.turn_until_exit` does.
+
+        There the turn before has waited for what comes, and has heard it before the drain is asked.
+        """
         decision = self.drain.decide(self.process.now, self.scheduler)
+        if decision.step is DrainStep.EXIT and self._inbox:
+            return False
         if decision.note:
             self.notes.append(decision.note)
         if decision.step is DrainStep.START_DRAINING:
