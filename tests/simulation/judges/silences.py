@@ -139,7 +139,9 @@ class JudgedSilences:
                 sent.tokens -= message.cached_tokens
             role = self._core.fleet.workers[peer].hello.role
             self._answers[role, sent.kv_group].append(sent)
-        goes_on = sent.whole and isinstance(message, Prefilled) and message.finish is None
+        goes_on = (
+            sent.whole and isinstance(message, Prefilled) and message.finish is None and message.baton is None
+        )
         if not (goes_on or isinstance(message, Row | Joined | Scored | Paused)):
             self._end(peer, message.rid, message.attempt, now)
 
