@@ -87,7 +87,7 @@ class ScenarioSizes:
     loss_seconds: float = 1.0
     step_seconds_max: float = 2.0  # no step takes as long
     # In a calm world all answers end within it, also where all but one of the decode workers drain.
-    drain_seconds: float = 120.0
+    drain_seconds: float = 160.0
     endpoint_lag_seconds: float = 0.3
     overlap: bool = True
     launches_cost: bool = True  # as on a CPU; not on a GPU
