@@ -419,9 +419,10 @@ class Worker:
         self.extending_unreported = self.extended_since = 0
         self.rates.told(self.peer, self.hello, load)
         self.changed(self)
+        more_pages = load.free_pages > before.free_pages - unreported.pages
         more = load.accepting and not before.accepting
         if self.hello.role == "decode":
-            more |= load.free_pages > before.free_pages - unreported.pages
+            more |= more_pages
             more |= self.extends and (
                 load.queued_tokens < waiting or load.extend_rate > FASTER * before.extend_rate
             )
@@ -429,8 +430,8 @@ class Worker:
         foreseen = load.pages_for_new > before.pages_for_new - unreported.pages
         foreseen |= load.pages_a_second > before.pages_a_second
         foreseen |= load.pages_foreseen < before.pages_foreseen
-        # tenants that have nothing here need only free pages now
-        foreseen |= forgiven or (self.requests > 0 and not had_others)
+        # tenants that have nothing here need only free pages, also where no slot is free
+        foreseen |= more_pages or forgiven or (self.requests > 0 and not had_others)
         foreseen |= load.pages_arriving < before.pages_arriving + unreported.pages
         foreseen |= load.pages_arriving_a_second != before.pages_arriving_a_second  # 0.0 bounds nothing
         return (more and self.is_open) or (foreseen and load.pages_for_new >= 0)

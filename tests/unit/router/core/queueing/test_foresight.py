@@ -68,6 +68,19 @@ def test_of_what_comes_back_to_all_routers_one_counts_its_own_share() -> None:
     assert world.state("r") == "prefilling"
 
 
+def test_a_tenant_with_nothing_there_begins_as_pages_come_free_where_no_slot_does() -> None:
+    world = crowded(pages_for_new=40, balance_steps=0)
+    world.submit(request("own", tenant="greedy"))
+    world.prefilled("p0", "own", 10)
+    world.joined("d0", "own")
+    full = {"running": 4, "slots_free": 0, "pages_for_new": 0}
+    world.loaded("d0", free_pages=9, **full)
+    world.submit(request("r", LONG, tenant="modest"))
+    assert world.state("r") == "waiting"
+    world.loaded("d0", free_pages=10, **full)
+    assert world.state("r") == "prefilling"
+
+
 def test_what_other_routers_have_begun_is_in_front_until_it_is_there() -> None:
     world = crowded(pages_for_new=12)
     told = {"running": 1, "pages_for_new": 12}
