@@ -50,11 +50,12 @@ def _spare(core: RouterCore, worker: Worker, live: LiveRequest, slack: int) -> f
     load, page_size = worker.load, worker.hello.limits.page_size or 1
     own = -(-len(live.request.token_ids) // page_size) if worker.hello.limits.page_size else 0
     others = max(0, load.pages_foreseen)
-    if not (_coming(core, worker, live) or worker.assigned or load.queued or load.running or others):
+    has_some = worker.assigned or load.queued or load.running
+    if not (_coming(core, worker, live) or has_some or others):
         return (worker.hello.limits.pages or inf) - own
     tenants = {each.tenant for each in worker.assigned.values()}
     is_light = live.tenant.name not in tenants and (bool(tenants) or _is_only_one(core, worker, live))
-    pages = load.free_pages if is_light else load.pages_for_new
+    pages = load.free_pages if is_light or not has_some else load.pages_for_new
     # As many seconds of what comes back as a router that is alone counts on; none, for what it surely counts on.
     seconds = 0.5 * core.settings.ready_seconds if slack < 0 else 0.0
     return pages + load.pages_a_second * seconds - _in_front(core, worker, live, slack) - own
