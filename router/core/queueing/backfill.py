@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from router.core.requests.live_request import LiveRequest
+from router.core.requests.tenants import Tenant
 
 Group = tuple[str, str, str]
 
@@ -30,6 +31,8 @@ class PlacementPass:
         # Tokens: of a tenant, a request of as many found none
         self._room_below: dict[tuple[Group, str], int] = {}
         self._choosing: Counter[tuple[Group, str]] = Counter()  # of a tenant, that wait for a better worker
+        # by group and name: tenants that room is kept from, until those that it is kept for have more running
+        self._kept_from: dict[tuple[Group, str], Tenant] = {}
         self.taken: list[LiveRequest] = []  # those that were placed
         self.look_again = False  # what was placed may have taken the room that one in front of it waits for
         self.lets_in_others = False  # … or may let one in front of it use what is kept
@@ -47,9 +50,10 @@ class PlacementPass:
         if room_below is not None and live.need.tokens >= room_below:
             return False  # so its tenant is among those that are blocked
         front = self._front.get(group)
-        if front is None or front.backfilled < self._backfill_max:
+        if front is None or front.backfilled < self._backfill_max or _has_less(live.tenant, front):
             return True
-        return live.tenant.running < front.tenant.running
+        self._kept_from[group, live.tenant.name] = live.tenant
+        return False
 
     def found_no_room(self, live: LiveRequest) -> None:
         """Note that a request waits on: others of its size need not be tried."""
@@ -74,6 +78,10 @@ class PlacementPass:
         self.taken.append(live)
         self.look_again |= self._choosing.total() > 0
         self.lets_in_others = _is_first(live) and bool(self.tenants_blocked.keys() - {live.tenant.name})
+        self.lets_in_others |= any(
+            self._front[kept].tenant is live.tenant and _has_less(tenant, live)
+            for (kept, _), tenant in self._kept_from.items()
+        )
         if (front := self._front.get(group)) is not None:
             front.backfilled += 1
 
@@ -82,6 +90,7 @@ class PlacementPass:
         self._front.clear()
         self._room_below.clear()
         self._choosing.clear()
+        self._kept_from.clear()
         self.tenants_blocked.clear()
         self.lets_in_others = False
 
@@ -90,3 +99,8 @@ def _is_first(live: LiveRequest) -> bool:
     """Whether its decode worker had nothing of this router: other tenants are below their shares there from now on."""
     worker = live.worker
     return worker is not None and worker.hello.role == "decode" and len(worker.assigned) == 1
+
+
+def _has_less(tenant: Tenant, live: LiveRequest) -> bool:
+    """Whether a tenant has less running than that of a request."""
+    return tenant.running < live.tenant.running

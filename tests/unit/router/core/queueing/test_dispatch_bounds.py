@@ -289,6 +289,19 @@ def test_room_that_is_kept_for_a_tenant_is_not_kept_from_one_that_has_less_runni
     assert [message.rid for _, message in world.sent(Decode)] == ["other"]
 
 
+def test_it_is_let_in_as_soon_as_one_of_the_others_of_that_tenant_is_placed() -> None:
+    world = ScriptedDeployment(backfill_max=0)
+    world.up("prefill", "other model", model_name="n")
+    world.down("other model")
+    world.loaded("d0", running=1, free_pages=3, pages_for_new=3)
+    world.submit(request("large", prompt=(1,) * 100, tenant="a"))
+    world.submit(request("b", tenant="b"))
+    world.submit(request("a", model="n", max_new_tokens=1, tenant="a"))
+    assert not world.sent(Prefill)
+    world.up("prefill", "other model", model_name="n")
+    assert [message.rid for _, message in world.sent(Prefill)] == ["a", "b"]
+
+
 def test_a_refusal_for_lack_of_room_holds_back_only_requests_as_large() -> None:
     world = ScriptedDeployment(no_room_seconds=10.0)
     world.submit(request("large", prompt=(1,) * 100))
