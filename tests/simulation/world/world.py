@@ -447,7 +447,8 @@ class World:
             partition = (
                 self.scenario.fabric.partition
             )  # who has room may be whom it keeps from the pages, twice
-            # While the small worker is alone, what does not fit it waits until another one is back, if that is soon.
+            # While the small worker is alone, what does not fit it waits until another one is back, if that is soon;
+            # and what comes then is refused.
             no_large = self.counts["path no large worker stayed"]
             may_exhaust = slow or (partition and self.scenario.sizes.losses_max == 1)
             failed = {
@@ -456,6 +457,9 @@ class World:
                 if isinstance(client.outcome, RequestFailed)
                 and not (may_exhaust and client.outcome.code == "attempts_exhausted")
                 and not (no_large and client.outcome.code == "no_worker")
+                and not (
+                    no_large and client.outcome.code == "context_length_exceeded" and self._too_large(client)
+                )
             }
             assert not failed, f"{failed} failed in a calm world"
             if not no_large:
@@ -464,6 +468,12 @@ class World:
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
                 allowed = {"retracted", "holder_drains"} | ({"unreachable"} if partition or slow else set())
                 assert causes <= allowed, f"requests had to continue after {causes} in a calm world"
+
+    def _too_large(self, client: SimulatedClient) -> bool:
+        """Whether no worker was asked to take the request, and the small one could not."""
+        planned, sizes = client.planned, self.scenario.sizes
+        tokens = len(planned.prompt) + planned.params.max_new_tokens
+        return not client.attempts and tokens > sizes.small_pages * sizes.page_size
 
     def _prove_prompts_are_computed_once(self) -> None:
         schedulers = [worker.scheduler for worker in self.all_workers]
