@@ -102,7 +102,7 @@ class FreePlaces:
             self._now >= live.rests_until
             and bool(may_run)
             and not self._held_back(live)
-            and (any(self._able(live)) or any(self._able_whole(live)))
+            and (any(self._able(live)) or any(self.able_whole(live)))
         )
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
@@ -156,7 +156,7 @@ class FreePlaces:
 
     def ways(self, live: LiveRequest) -> tuple[bool, bool]:
         """Whether a prefill worker may compute its prompt, and whether a decode worker may."""
-        whole, way = any(self._able_whole(live)), self._settings.local_prefill
+        whole, way = any(self.able_whole(live)), self._settings.local_prefill
         way = "fallback" if live.request.by_prefill else way
         if not whole or way == "always":
             return not whole, whole
@@ -172,7 +172,7 @@ class FreePlaces:
     def _lacks_features(self, live: LiveRequest, worker: Worker) -> bool:
         return not live.request.params.features <= set(worker.hello.features)
 
-    def _able_whole(self, live: LiveRequest) -> Iterator[Worker]:
+    def able_whole(self, live: LiveRequest) -> Iterator[Worker]:
         """Decode workers that could serve the request from first to last, full or not."""
         tokens = len(live.request.token_ids) + live.request.params.max_new_tokens
         for worker in self._whole:
@@ -195,7 +195,7 @@ class FreePlaces:
         if group is None or self._now >= group.computed_at + PATIENCE_SECONDS:
             return []
         places = self._places_of_prompt(live)
-        return [each for each in self._able_whole(live) if each in places and each.peer not in live.avoided]
+        return [each for each in self.able_whole(live) if each in places and each.peer not in live.avoided]
 
     def open_whole(self, live: LiveRequest, *, at_once: bool = False) -> Iterator[Worker]:
         """Decode workers that would take the request with its prompt.
@@ -218,7 +218,7 @@ class FreePlaces:
         """
         tenant, share_max = live.tenant.name, self._settings.tenant_share_max
         tokens = len(live.request.token_ids) + len(live.output)
-        able = list(self._able_whole(live))
+        able = list(self.able_whole(live))
         with_room, with_turn = list[Worker](), list[Worker]()
         for worker in self._whole_sources(live) or able:
             limits, load, reserved = worker.hello.limits, worker.load, sum(worker.reserved.values())
@@ -310,7 +310,7 @@ class FreePlaces:
         known = {
             worker: min(index.hits(live.need.blocks).tokens(worker.peer), most) for worker in self._whole
         }
-        able = list(self._able_whole(live))
+        able = list(self.able_whole(live))
         agreed = index.found(live.request.model, "decode").tokens >= FOUND_SHARE_MIN
         if (
             own

@@ -17,12 +17,19 @@ from router.core.requests.live_request import LiveRequest
 from tests.simulation.judges.places import FreePlaces, cost_at
 
 
+class AtDecode(NamedTuple):
+    """What computing a prompt at a decode worker takes."""
+
+    seconds: float
+    sooner: float  # of the way by prefill: how much of that is soon enough
+
+
 class WaySeconds(NamedTuple):
     """Until decode has a prompt; infinite: nobody has room, or told a rate."""
 
-    here: float  # computed there, by a worker that has a turn
+    here: AtDecode  # computed there, by the best worker that surely has a turn
     there: float  # by way of prefill
-    sooner: float  # how much of that is soon enough
+    at: dict[str, AtDecode]  # by worker of decode that could compute it
     waiting: float = inf  # computed there sooner, by a worker that has no turn: the prompt must wait
 
 
@@ -32,22 +39,28 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> WaySecond
     cached = core.fleet.prefixes.hits(live.need.blocks).tokens
     places = FreePlaces(core, now)
     expected = places.expected(live, own=False)
-    here, less = min(
-        (
-            (cost_at(core.settings, worker, tokens, expected(worker)), -expected(worker))
-            for worker in places.open_whole(live, at_once=True)
-        ),
-        default=(inf, 0),
-    )
     choice, reader, _ = core._at_prefill(live, None, now)
     if choice is None or choice.reason == "spread":
-        return WaySeconds(here, inf, SOONER)
+        return WaySeconds(AtDecode(inf, SOONER), inf, {})
     found = (
         int(core.fleet.prefixes.found(live.request.model, "prefill").tokens * tokens)
         if choice.reason == "own"
         else 0
     )
-    there = cost_at(core.settings, choice.worker, tokens, found or choice.hit_tokens)
+    known = found or choice.hit_tokens
+    at = {
+        worker.peer: AtDecode(
+            cost_at(core.settings, worker, tokens, expected(worker)),
+            _sooner((expected(worker) - known) / tokens),
+        )
+        for worker in places.able_whole(live)
+    }
+    here = min(
+        (at[worker.peer] for worker in places.open_whole(live, at_once=True)),
+        key=lambda each: (each.seconds, -each.sooner),
+        default=AtDecode(inf, SOONER),
+    )
+    there = cost_at(core.settings, choice.worker, tokens, known)
     if live.request.params.max_new_tokens > 1 + len(live.output):
         group, fetched = choice.worker.kv_group, tokens - (cached(reader.peer) if reader is not None else 0)
         waits = [
@@ -57,21 +70,15 @@ def seconds_by_way(core: RouterCore, live: LiveRequest, now: float) -> WaySecond
         ]
         there += core._local_prompts._seconds.fetched(group, max(0, fetched), now) + max(waits, default=0.0)
     waiting = [
-        cost
+        at[each.peer].seconds
         for each in places.whole_with_room(live)[0]
         if not each.has_turn(live.tenant.name, tokens)
-        and (cost := cost_at(core.settings, each, tokens, expected(each)))
-        < there * _sooner((expected(each) - (found or choice.hit_tokens)) / tokens)
+        and at[each.peer].seconds < there * at[each.peer].sooner
     ]
     waited = now - live.state_since + live.seconds.get(RequestState.WAITING.value, 0.0)
     is_over = now >= (live.state_since + live.wait_until) / 2
     is_over |= not choice.worker.tokens and waited >= there - min(waiting, default=inf) - ROUNDED
-    return WaySeconds(
-        here,
-        there,
-        _sooner((-less - (found or choice.hit_tokens)) / tokens),
-        inf if is_over or there == inf or not waiting else min(waiting),
-    )
+    return WaySeconds(here, there, at, inf if is_over or there == inf else min(waiting, default=inf))
 
 
 def _sooner(cached_more: float) -> float:
@@ -91,18 +98,24 @@ def prove_waits_for_turn(live: LiveRequest, seconds: WaySeconds) -> bool:
 
 
 def prove_shorter(live: LiveRequest, seconds: WaySeconds) -> bool:
-    """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are."""
-    here, there, sooner, _ = seconds
-    if here == inf or there == inf:
+    """It was sent to whom it takes less, of two ways whose seconds are known; returns whether they are.
+
+    A decode worker may have a turn for it where that is not sure: then what counts is what it takes there.
+    """
+    whole, there = live.state is RequestState.EXTENDING, seconds.there
+    if there == inf:
+        return False
+    here, sooner = seconds.at[live.worker.peer] if live.worker is not None and whole else seconds.here
+    if here == inf:
         return False
     bound = sooner * there
-    shorter, longer = (here, bound) if live.state is RequestState.EXTENDING else (bound, here)
+    shorter, longer = (here, bound) if whole else (bound, here)
     assert shorter <= longer + 1e-9, (
         f"{live.rid} is {live.state.value}: {here:.4f} s at decode and {there:.4f} s by way of prefill"
     )
     told = live.ways
     assert told is not None, f"{live.rid} does not tell what was foreseen"
-    foreseen, cost = (told.decode, here) if live.state is RequestState.EXTENDING else (told.prefill, there)
+    foreseen, cost = (told.decode, here) if whole else (told.prefill, there)
     assert 0 <= foreseen <= cost + 1e-9, f"{live.rid}: {foreseen:.4f} s are foreseen, which cost {cost:.4f} s"
     return True
 
