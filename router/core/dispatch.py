@@ -303,6 +303,7 @@ class RouterCore:
         """
         self._stream_packing.begin_pass()
         self._local_prompts.begin_pass()
+        self._foresight.begin_pass()
         ready = self._reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]

@@ -42,6 +42,14 @@ class Foresight:
         self._settings = settings
         self._fleet = fleet
         self._backpressure = backpressure
+        self._own_share: float | None = None  # of all decode workers, once it was asked for in this pass
+
+    def begin_pass(self) -> None:
+        """Look anew how much of what runs is of this router.
+
+        What is placed in a pass does not change that: else one that was told to wait would be passed over.
+        """
+        self._own_share = None
 
     def readers(self, live: LiveRequest, kv_groups: Iterable[KvGroup]) -> dict[KvGroup, Worker | None]:
         """The KV groups in which the request may be computed, each with the decode worker that will have room for it.
@@ -79,9 +87,11 @@ class Foresight:
         handful = self._fleet.open_to("decode").draw(
             self._settings.candidates_max, zlib.crc32(live.rid.encode()) ^ self._fleet.choices
         )
+        if self._own_share is None:
+            self._own_share = own_share(everyone)
+        seconds = FORESEEN * self._settings.ready_seconds * self._own_share
         for workers in (handful, everyone):
             best, spare_max = None, -1.0
-            seconds = FORESEEN * self._settings.ready_seconds * own_share(workers)
             for worker in workers:
                 if (
                     worker.load.pages_for_new < 0

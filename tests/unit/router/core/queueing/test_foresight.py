@@ -68,6 +68,34 @@ def test_of_what_comes_back_to_all_routers_one_counts_its_own_share() -> None:
     assert world.state("r") == "prefilling"
 
 
+def test_its_own_share_is_that_of_the_whole_fleet_and_not_of_a_handful() -> None:
+    world = crowded(4, pages_for_new=40, ready_seconds=2.0, candidates_max=1)
+    world.submit(request("own", LONG))
+    world.prefilled("p0", "own", 10)
+    here = world.placed(Decode, "own") or ""
+    world.joined(here, "own")
+    for number in range(4):
+        tells(world, f"d{number}", 4, 6.0 if f"d{number}" == here else 0.0)
+    for number in range(12):
+        world.submit(request(f"r{number}", LONG))
+        assert world.state(f"r{number}") == "waiting"
+        world.cancel(f"r{number}")
+    tells(world, here, 4, 24.0)
+    world.submit(request("r", LONG))
+    assert world.state("r") == "prefilling"
+
+
+def test_what_is_placed_in_a_pass_does_not_change_its_own_share() -> None:
+    world = crowded(2, pages_for_new=4, pages_a_second=12.0, ready_seconds=2.0)
+    world.submit(request("r", LONG))
+    foresight, live = world.core._foresight, world.core.requests["r"]
+    kv_group = world.core.fleet.workers["d0"].kv_group
+    world.core.fleet.workers["d1"].assign("behind", 3, 1)
+    assert kv_group not in foresight.readers(live, [kv_group])
+    foresight.begin_pass()
+    assert kv_group in foresight.readers(live, [kv_group])
+
+
 def test_a_tenant_with_nothing_there_begins_as_pages_come_free_where_no_slot_does() -> None:
     world = crowded(pages_for_new=40, balance_steps=0)
     world.submit(request("own", tenant="greedy"))
