@@ -344,6 +344,8 @@ class RouterCore:
                 self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
             elif placed is False:
                 attempts.found_no_room(live)
+            else:
+                attempts.waits_apart(live)
         return False
 
     def _begin(self, live: LiveRequest, now: float) -> bool | None:

@@ -37,6 +37,7 @@ class PlacementPass:
         self.look_again = False  # what was placed may have taken the room that one in front of it waits for
         self.lets_in_others = False  # … or may let one in front of it use what is kept
         self.tenants_blocked: dict[str, None] = {}  # names of tenants of which some found no room
+        self._tenants_apart: set[str] = set()  # … and wait for other workers than others
 
     @property
     def blocked(self) -> Iterable[Group]:
@@ -70,6 +71,10 @@ class PlacementPass:
         if self._choosing[key] >= CHOOSING_MAX:
             self._room_below[key] = 0
 
+    def waits_apart(self, live: LiveRequest) -> None:
+        """Note that a request waits for other workers than those behind it, which it does not hold back."""
+        self._tenants_apart.add(live.tenant.name)
+
     def placed(self, live: LiveRequest, group: Group) -> None:
         """Note that a request went to a worker, past the first of `group` that found no room, if there is one.
 
@@ -77,7 +82,8 @@ class PlacementPass:
         """
         self.taken.append(live)
         self.look_again |= self._choosing.total() > 0
-        self.lets_in_others = _is_first(live) and bool(self.tenants_blocked.keys() - {live.tenant.name})
+        left = self.tenants_blocked.keys() | self._tenants_apart
+        self.lets_in_others = _is_first(live) and bool(left - {live.tenant.name})
         self.lets_in_others |= any(
             self._front[kept].tenant is live.tenant and _has_less(tenant, live)
             for (kept, _), tenant in self._kept_from.items()
@@ -92,6 +98,7 @@ class PlacementPass:
         self._choosing.clear()
         self._kept_from.clear()
         self.tenants_blocked.clear()
+        self._tenants_apart.clear()
         self.lets_in_others = False
 
 

@@ -165,6 +165,20 @@ def test_a_pair_that_could_fetch_again_is_used_again() -> None:
     assert world.placed(Decode, "later") == "d0"
 
 
+def test_one_placed_behind_it_lets_it_in_where_it_makes_its_tenant_the_only_one_without() -> None:
+    world = ready(1, 2)
+    world.loaded("d0", slots_free=0)
+    full = {"running": 1, "free_pages": 9, "pages_for_new": 0}
+    world.loaded("d1", **full, slots_free=0)
+    world.core.fleet.workers["d1"].refused.add("", 0)  # the tenant has much there from another router
+    world.refused("d0", "r", "unreachable")
+    world.submit(request("behind", tenant="other"))
+    world.prefilled("p0", "behind", 10)
+    assert len(world.sent(Decode)) == 1
+    world.loaded("d1", **full)
+    assert [message.rid for _, message in world.sent(Decode)] == ["r", "behind", "r"]
+
+
 def test_a_worker_that_two_could_not_read_from_computes_nothing_while_another_can() -> None:
     world = ready(2, 3)
     world.refused("d0", "r", "unreachable")
