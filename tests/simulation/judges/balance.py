@@ -85,8 +85,11 @@ class BalanceJudge:
         assert not self._was_left(live, target.peer, now), f"{live.rid} is to go back to {target.peer}"
         assert len(self._left.get(live.rid, ())) < MOVES_MAX, f"{live.rid} is to move once more"
         pages = target.pages_for(len(live.request.token_ids) + len(live.output))
-        there = self._headroom(target) + SLACK_PAGES  # its own pages are reserved already
+        there = self._headroom(target) + SLACK_PAGES  # its own pages are reserved already …
         assert there >= 0, f"{live.rid} goes to {target.peer}, which lacks {-there} pages then"
+        reserved = list(target.reserved)
+        behind = reserved[reserved.index(live.rid) + 1 :]  # … and those of streams that were asked after it
+        there += sum(target.reserved[rid] + self._growth(target) for rid in behind)
         here = self._headroom(source)
         assert pages <= there - here + SLACK_PAGES, (
             f"{live.rid} makes {target.peer} fuller than {source.peer}"
