@@ -11,9 +11,9 @@ a limited number of them is backfilled meanwhile. Where the first in line does n
 ones leave for it (`turns`); on a worker that computes nothing again, as far as host memory has room for their pages.
 
 When pages run short, victims are those whose turn is over, and where there is none, those that were retracted seldom:
-else a large one would never end among many small ones. One that has just returned stays until it has got a token. Of
-these the tenant that holds most loses one: whose turn has lasted longest, or while nobody is in line, in SGLang's
-order: fewest output tokens first, the longest prompt on ties.
+else a large one would never end among many small ones. One that has just returned stays until it has got a token; if
+all have just returned, the last of them leaves. Of these the tenant that holds most loses one: whose turn has lasted
+longest, or while nobody is in line, in SGLang's order: fewest output tokens first, the longest prompt on ties.
 """
 
 from __future__ import annotations
@@ -181,7 +181,9 @@ class Retraction:
 
     def victim(self, running: list[Req]) -> Req:
         """The request to retract next."""
-        gone_on = [req for req in running if req not in self._returned] or running
+        gone_on = [req for req in running if req not in self._returned]
+        if not gone_on:
+            return next(req for req in reversed(self._returned) if req in running)
         among = self.turns.over(running) if self.active else []
         among = among or [req for req in gone_on if req.retractions < self.retractions_max] or gone_on
         heaviest = heaviest_tenant(among)

@@ -7,9 +7,9 @@ Those that leave go to the end of the line, so nobody waits for more turns than 
 T follows from how many run and wait: all should have had one within `ROTATION_TURNS` times `turn_seconds`. It is never
 so short that copies to host memory and back take more than a twentieth of it. Where requests are computed again, it is
 twice as long as that takes for all that run, up to `LONGEST_TURN`: so about a third of the device's time goes there,
-and more where that bound cuts a turn short, at most what `itl_target_seconds` leaves beside a step that decodes. A turn
-lasts until a token has come: one that leaves whenever its mask is late would never go on. While nobody waits
-there are no turns.
+and more where that bound cuts a turn short, but no more than half where one runs at a time: a turn is never shorter
+than it takes to compute one again. A turn lasts until a token has come: one that leaves whenever its mask is late would
+never go on. While nobody waits there are no turns.
 
 This file counts seconds. It knows no pages and retracts nobody; `retraction` does.
 """
@@ -23,7 +23,7 @@ from shared.batch.req import Req
 ROTATION_TURNS = 4  # of `turn_seconds`: in so long all that run and wait should have had a turn
 COPIES_PER_TURN = 20  # a turn is as many times as long as a copy to host memory and one back
 RETURNS_PER_TURN = 2  # a turn is as many times as long as all that run took to be computed again …
-LONGEST_TURN = 10  # … but no longer than so many times `turn_seconds`
+LONGEST_TURN = 10  # … but no longer than so many times `turn_seconds`, or than one of them took
 RETURNS = 8  # that the average of their seconds remembers
 LAST_COPY = 0.5  # weight of the last copy in the average of its kind
 
@@ -71,7 +71,7 @@ class Turns:
         rotation = ROTATION_TURNS * self._turn_seconds * max(1, len(self._began)) / max(1, self._out)
         copies = COPIES_PER_TURN * sum(self._copy_seconds.values())
         returns = RETURNS_PER_TURN * max(1, self._most_running) * self._return_seconds
-        returns = min(returns, LONGEST_TURN * self._turn_seconds)
+        returns = min(returns, max(LONGEST_TURN * self._turn_seconds, self._return_seconds))
         return max(copies, returns, min(self._turn_seconds, rotation))
 
     def has_waited(self, req: Req) -> bool:

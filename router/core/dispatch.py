@@ -442,9 +442,9 @@ class RouterCore:
             self.fleet.mark_chosen(choice.worker)
             self._requests.decode(live, choice, now)
             return True
-        if self._migrations.is_cornered(live, now):
+        if cause := self._migrations.cornered(live, now):
             event, peer = RequestEvent.LEASE_ENDED, live.holder.peer if live.holder is not None else ""
-            self._requests.try_again(live, event, now, peer=peer, cause="holder_drains", counts=False)
+            self._requests.try_again(live, event, now, peer=peer, cause=cause, counts=False)
             return None
         if not live.unread_by:
             return False if some_fit else None

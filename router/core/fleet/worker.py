@@ -252,7 +252,7 @@ class Worker:
         load = self.load
         is_light = bool(self.assigned) and not self.by_tenant[tenant]
         is_light |= bool(only_max) and self.may_be_below_share(tenant, only_max)
-        if load.pages_for_new < 0 or is_light or self._is_empty():
+        if load.pages_for_new < 0 or is_light or self.is_empty():
             return load.free_pages
         return load.pages_for_new
 
@@ -264,13 +264,14 @@ class Worker:
         """
         load = self.load
         told = load.slots_for_new + self.ended.requests
-        if load.slots_for_new < 0 or told > more_than or self._is_empty():
+        if load.slots_for_new < 0 or told > more_than or self.is_empty():
             return load.slots_free
         held = self.by_tenant[tenant]
         may_be_light = not held or held < max(self.by_tenant.values())
         return load.slots_free if may_be_light and tenant not in self.refused else told
 
-    def _is_empty(self) -> bool:
+    def is_empty(self) -> bool:
+        """Whether it has no request: nothing there ends and makes room, but for pages that others fetch."""
         return not (self.load.queued or self.load.running or self.assigned)
 
     def may_be_below_share(self, tenant: str, tokens_max: int) -> bool:

@@ -136,13 +136,19 @@ class StreamMigrations:
             workers = [worker for worker in workers if _is_away(live, worker, now)]
         return workers
 
-    def is_cornered(self, live: LiveRequest, now: float) -> bool:
-        """Whether a stream left a worker that did not drain, and now that one does, as all others do.
+    def cornered(self, live: LiveRequest, now: float) -> str:
+        """Why a stream that moves, and finds no room, must give up its pages; empty: it waits.
 
-        It could have gone on there till its end. Its pages must not keep that worker from its end.
+        It can go nowhere but back to the worker that it left. Where that drains, its pages must not keep the worker
+        from its end: but for the move it had gone on there till then. Where that has nothing else, what takes its room
+        is its own pages.
         """
-        moved = live.migrating and live.migration_cause != "drain"
-        return moved and live.holder is not None and live.holder.draining and not self._can_move_on(live, now)
+        holder = live.holder if live.migrating else None
+        if holder is None or self._can_move_on(live, now):
+            return ""
+        if holder.draining:
+            return "holder_drains" if live.migration_cause != "drain" else ""
+        return "holder_full" if holder.is_empty() else ""
 
     def _can_move_on(self, live: LiveRequest, now: float) -> bool:
         """Whether a stream that moves may wait for a worker that it does not come from."""

@@ -506,7 +506,7 @@ def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:
         return "retracted"
     if cause == "lease_ended":
         return "no_room"  # its holder has kept the pages for as long as it could
-    if cause == "holder_drains":
+    if cause in ("holder_drains", "holder_full"):
         return "moved"
     worker = live.waits_on
     return "lost_prefill" if worker is not None and worker.hello.role == "prefill" else "lost_decode"

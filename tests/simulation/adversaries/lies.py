@@ -83,7 +83,8 @@ class Lies:
 
     def __init__(self, count: Callable[[str], None], deceived: Callable[[str], None]):
         self.liars: set[str] = set()  # peers that have lied
-        self.swallowing: set[str] = set()  # peers that do nothing with any request
+        self.swallowing: set[str] = set()  # peers that do nothing with any request …
+        self.swallowed: set[str] = set()  # … or did nothing with any for a while
         self.forgetful: set[str] = set()  # peers that have lost a request
         self.dead: set[str] = set()  # peers whose process has ended
         self.told: set[bytes] = set()  # messages
@@ -122,6 +123,12 @@ class Lies:
         if liar is not None:
             self._count(f"fault {fault.kind}")
             self.swallowing.add(peer_name(liar.hello))
+            self.swallowed.add(peer_name(liar.hello))
+
+    def recover(self, liar: Liar | None) -> None:
+        """This worker serves what it takes from now on; what it has swallowed is lost."""
+        if liar is not None:
+            self.swallowing.discard(peer_name(liar.hello))
 
     def swallows(self, hello: Hello, message: Message) -> bool:
         """Whether a worker does as if it had not got this command."""

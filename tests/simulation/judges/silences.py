@@ -117,7 +117,7 @@ class JudgedSilences:
             self._found[peer] = now
         elif note.event == "request.stalled":
             self._prove_stalled(peer, str(note.fields["rid"]), now)
-        if note.event == "request.stalled" and peer in self._lies.swallowing:
+        if note.event == "request.stalled" and peer in self._lies.swallowed:
             self._core.judged["a silent worker is alone, or not yet found"] += 1
             last_look = now - self._core.settings.silent_seconds / LOOKS - ROUNDING
             if self._changed.get(peer, 0.0) < last_look:
@@ -161,7 +161,7 @@ class JudgedSilences:
 
     def _prove_silent(self, peer: str, now: float) -> None:
         lies = self._lies
-        silent = lies.swallowing | lies.forgetful | lies.liars | lies.dead
+        silent = lies.swallowed | lies.forgetful | lies.liars | lies.dead
         assert peer in silent, f"{peer} is honest and was found silent"
         assert self._was_silent(peer, now + ROUNDING), f"{peer} was found silent too early, or alone"
 

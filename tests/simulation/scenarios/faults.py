@@ -27,7 +27,7 @@ FORGET = "forget"  # a worker loses a request, and lives on
 NONSENSE = "nonsense"  # a router sends a worker a command that is not sound
 THEFT = "theft"  # a worker that was taken over reads what is not its own
 LIE = "lie"  # a worker says what is not so
-SWALLOW = "swallow"  # a worker takes requests from now on, and does nothing with them
+SWALLOW = "swallow"  # a worker takes requests for a minute, and does nothing with them
 FALSE_PAUSE = "false pause"  # a worker says that requests are paused, and they are not, or not its own
 FAULTS = (*DRAWN_FAULTS, *ROUTER_DRAINS, HANG, LOSE_RANK, FORGET, NONSENSE, THEFT, LIE, SWALLOW, FALSE_PAUSE)
 

@@ -45,6 +45,7 @@ from tests.simulation.world.versions import understood_by
 from tests.simulation.world.worker import SimulatedWorker, Surroundings
 
 END_SECONDS_MAX = 300.0  # every deadline of the cores is shorter, also those of several attempts
+SWALLOW_SECONDS = 60.0  # somebody has seen by then that a worker does nothing, and mends it
 SETTLE_SECONDS = 8.0  # after the last end: leases expire, slow reads end, sessions come back
 
 KILL_GRACE_SECONDS = 1.0  # after the time to drain: a worker that has not exited by then is killed
@@ -338,7 +339,9 @@ class World:
         elif fault.kind == LIE:
             self.lies.plan(self._victim(fault, list(self.workers.values())), fault)
         elif fault.kind == SWALLOW:
-            self.lies.swallow(self._victim(fault, list(self.workers.values())), fault)
+            liar = self._victim(fault, list(self.workers.values()))
+            self.lies.swallow(liar, fault)
+            self.timeline.after(SWALLOW_SECONDS, lambda: self.lies.recover(liar))
         else:
             self._forget(fault)
 
@@ -466,7 +469,8 @@ class World:
                 assert not self.counts["path answer cut by a draining router"], "cut in a calm world"
             causes = {cause for router in self.all_routers for cause in +router.core.counters.continuations}
             if not (self.counts["path exit worker.ended_with_work"] or self.counts["path killed"]):
-                allowed = {"retracted", "holder_drains"} | ({"unreachable"} if partition or slow else set())
+                allowed = {"retracted", "holder_drains", "holder_full"}
+                allowed |= {"unreachable"} if partition or slow else set()
                 assert causes <= allowed, f"requests had to continue after {causes} in a calm world"
 
     def _too_large(self, client: SimulatedClient) -> bool:

@@ -173,6 +173,8 @@ def test_one_that_has_returned_is_no_victim_before_it_has_a_token() -> None:
     retraction.look([first, second])
     assert retraction.victim([first, second]) is second
     assert retraction.victim([first]) is first, "one of them leaves in any case"
+    retraction._note_return(second)
+    assert retraction.victim([first, second]) is second, "the first of them gets its token"
     bench.turn(2)
     retraction.look([first, second])
     assert retraction.victim([first, second]) is first

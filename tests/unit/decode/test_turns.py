@@ -108,8 +108,11 @@ def test_a_turn_is_twice_as_long_as_all_that_run_take_to_be_computed_again_but_h
     )  # those that are computed again one after the other will run, too
     assert turns.seconds == pytest.approx(2 * 4 * 0.5)
     for _ in range(20):
-        turns.returned(60.0)
+        turns.returned(15.0)
     assert turns.seconds == 20.0
+    for _ in range(200):
+        turns.returned(60.0)
+    assert turns.seconds == pytest.approx(60.0), "one of them takes longer than the bound"
     turns.look([], [], 0)
     turns.look(bench.core.requests, [], 1)
     assert turns.seconds == 2.0

@@ -318,14 +318,27 @@ def test_a_stream_that_no_other_worker_can_take_goes_back_to_the_one_that_has_it
     assert world.placed(Decode, "r") == here
 
 
+def test_a_stream_whose_own_pages_take_the_room_it_waits_for_is_computed_anew() -> None:
+    for running in (1, 0):
+        world = deployment()
+        world.submit(request("r"))
+        here = begun(world, "r")
+        for uid in {"d0", "d1", "d2"} - {here}:
+            world.down(uid)
+        world.loaded(here, free_pages=0, running=running)
+        world.migrating(here, "r", 1)
+        assert (world.state("r") == "ready") == bool(running), "it waits for what runs there"
+        assert world.core.counters.continuations["holder_full"] == 1 - running
+
+
 def test_a_stream_that_makes_room_does_not_keep_the_last_workers_from_their_ends() -> None:
     world = deployment()
     world.submit(request("r"))
     here = begun(world, "r")
     for uid in {"d1", "d2"} - {here}:
         world.down(uid)
-    world.loaded("d0", slots_free=0)
-    world.loaded(here, slots_free=0)
+    world.loaded("d0", slots_free=0, running=1)
+    world.loaded(here, slots_free=0, running=1)
     world.migrating(here, "r", 1)
     assert world.state("r") == "ready"
     world.say("d0", Draining())
