@@ -140,3 +140,18 @@ def test_a_loop_that_hangs_before_a_session_is_up_has_none() -> None:
     wire.settle()
     assert wire.link.worker.up
     assert wire.link.router.up
+
+
+def test_a_side_that_gave_a_session_up_before_it_was_up_gets_another() -> None:
+    wire = EchoWire()
+    wire.tear()
+    dialled = wire.link.session
+    while wire.link.session == dialled or not wire.link.worker.up:
+        wire.timeline.advance()
+    assert not wire.link.router.up
+    wire.worker.process.freeze()
+    wire.network.silent(wire.worker.process)
+    wire.worker.process.thaw()
+    wire.settle()
+    assert wire.link.worker.up
+    assert wire.link.router.up

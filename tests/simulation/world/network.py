@@ -91,7 +91,10 @@ class SimulatedLink:
         self.router.process.after(self.network.reconnect_seconds(), self.start_session)
 
     def _up(self, side: Side, session: int) -> None:
-        if session != self.session or side.torn:
+        if session != self.session:
+            return
+        if side.torn:  # before it was up
+            self._down_later(self._other(side), "silence")
             return
         if not side.endpoint.accepts_sessions:  # any more
             self._refuse()
