@@ -425,12 +425,12 @@ class JudgedDecode(JudgedForeseen):
 
     def on_copy(self, copy_id: int, now: float) -> None:
         super().on_copy(copy_id, now)
-        self._turns.came_in_line(self.requests, now)
+        self._turns.came_in_line(self.requests)
 
     def _back_up_settled(self) -> None:
         settling = list(self._retraction.settling)  # in the order in which they left
         super()._back_up_settled()
-        self._turns.came_in_line(settling, self._retraction.turns.now)
+        self._turns.came_in_line(settling)
 
     def _take_turns(self) -> bool:
         running, now = [*self._batch.running.values()], self._planned_at

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from math import inf
 
 from decode.lifecycle import DecodeState
 from decode.retraction import Retraction
@@ -36,14 +37,14 @@ class TurnJudge:
     def __init__(self, turn_seconds: float, judged: Counter[str]):
         self._turn_seconds = turn_seconds
         self._judged = judged
-        self._line: dict[Req, float] = {}
+        self._line: dict[Req, float] = {}  # and since when each waits
         self._began: dict[Req, float] = {}
         self._tokens: dict[Req, int] = {}  # known when its turn began
         self._nobody_left = 0
 
-    def came_in_line(self, reqs: Collection[Req], now: float) -> None:
-        """A copy is done, or there was no room for one."""
-        self._line |= {req: now for req in reqs if req.state in IN_LINE and req not in self._line}
+    def came_in_line(self, reqs: Collection[Req]) -> None:
+        """A copy is done, or there was no room for one. It waits from when its worker next looks who is in line."""
+        self._line |= {req: inf for req in reqs if req.state in IN_LINE and req not in self._line}
 
     def resumed(self) -> None:
         """Requests have resumed: the first in line."""
@@ -56,7 +57,8 @@ class TurnJudge:
         self._line = {req: since for req, since in self._line.items() if req.state in IN_LINE}
 
     def look(self, running: Collection[Req], states: Collection[StateName | None], now: float) -> None:
-        """Note who runs now, before any of them leaves; `states` are of all that are here."""
+        """Note who runs and waits now, before any of them leaves; `states` are of all that are here."""
+        self._line = {req: min(since, now) for req, since in self._line.items()}
         out = sum(state in OUT for state in states)
         self._began = {req: self._began.get(req, now) for req in running} if out else {}
         self._tokens = {req: self._tokens.get(req, len(req.token_ids)) for req in self._began}
