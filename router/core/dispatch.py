@@ -283,7 +283,7 @@ class RouterCore:
         self._now = now
         if self._placeable:
             self._placeable = False
-            attempts = PlacementPass(self.settings.backfill_max)
+            attempts = PlacementPass(self.settings.backfill_max, self.fleet.only_versions)
             while self._place_ready(now) or self._place_waiting(attempts, now):
                 attempts.begin_anew()
             self._placeable |= attempts.look_again
@@ -307,7 +307,7 @@ class RouterCore:
         ready = self._reservations.ready.in_order()
         migrating = [live for live in ready if live.migrating]
         others = [live for live in ready if not live.migrating]
-        attempts = PlacementPass(self.settings.backfill_max)
+        attempts = PlacementPass(self.settings.backfill_max, self.fleet.only_versions)
         anew = self._serve(migrating, self._to_decode, attempts, now)
         if not anew:
             self._migrations.leave_draining(self._reader, now)
@@ -333,7 +333,7 @@ class RouterCore:
         for live in queue:
             if now < live.rests_until or not attempts.may_try(live):
                 continue
-            live.worth_at, group = math.inf, live.need.group
+            live.worth_at, group = math.inf, attempts.group_of(live.need)
             placed = place(live, now)
             if placed:
                 attempts.placed(live, group)

@@ -174,6 +174,13 @@ class Fleet:
         """What computes here: equal as long as nothing changes that tokens depend on."""
         return frozenset(self._backends)
 
+    @property
+    def only_versions(self) -> dict[str, str]:
+        """Fingerprints of the models that all workers have in one version, by name."""
+        versions = {(name, model) for name, model, _ in self._backends}
+        count = Counter(name for name, _ in versions)
+        return {name: model for name, model in versions if count[name] == 1}
+
     def prompt_len_max(self, model: str) -> int | None:
         """Tokens that the largest worker that computes prompts can hold at once; None: not known."""
         computing = [*self.of_role("prefill"), *filter(self.serves_whole, self.of_role("decode"))]

@@ -5,6 +5,8 @@ as others end, and meanwhile the smaller ones use what is there. After `backfill
 room that comes is kept for it, so that small ones cannot starve a large one. It is not kept from tenants that have
 less running than its own tenant: else one that fills all workers would hold up the others with its next request.
 
+Where all workers of a model are of one version, a stream that has to go on there competes with new prompts, too.
+
 One that could begin somewhere, and waits for a worker that has computed it sooner, keeps room from nobody: it does not
 want what is there.
 """
@@ -12,10 +14,11 @@ want what is there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.tenants import Tenant
+from router.placement_policies import Need
 
 Group = tuple[str, str, str]
 
@@ -25,8 +28,9 @@ CHOOSING_MAX = 8  # of a tenant that wait for a better worker: those behind them
 class PlacementPass:
     """One walk along a queue, in its order."""
 
-    def __init__(self, backfill_max: int):
+    def __init__(self, backfill_max: int, only_versions: Mapping[str, str]):
         self._backfill_max = backfill_max
+        self._only_versions = only_versions  # fingerprints of models of which there is one version, by name
         self._front: dict[Group, LiveRequest] = {}  # the first that found no room
         # Tokens: of a tenant, a request of as many found none
         self._room_below: dict[tuple[Group, str], int] = {}
@@ -44,12 +48,17 @@ class PlacementPass:
         """The groups of requests that found no room."""
         return self._front.keys()
 
+    def group_of(self, need: Need) -> Group:
+        """What a request competes in: room is kept for one of a group from the others of it."""
+        only = self._only_versions.get(need.model_name)
+        return (need.model_name, "", "") if need.model == only and not need.kv_format else need.group
+
     def may_try(self, live: LiveRequest) -> bool:
         """Whether room for it is possible, and not kept for another one."""
-        group = live.need.group
-        room_below = self._room_below.get((group, live.tenant.name))
+        room_below = self._room_below.get((live.need.group, live.tenant.name))
         if room_below is not None and live.need.tokens >= room_below:
             return False  # so its tenant is among those that are blocked
+        group = self.group_of(live.need)
         front = self._front.get(group)
         if front is None or front.backfilled < self._backfill_max or _has_less(live.tenant, front):
             return True
@@ -58,10 +67,9 @@ class PlacementPass:
 
     def found_no_room(self, live: LiveRequest) -> None:
         """Note that a request waits on: others of its size need not be tried."""
-        group = live.need.group
-        self._front.setdefault(group, live)
+        self._front.setdefault(self.group_of(live.need), live)
         self.tenants_blocked[live.tenant.name] = None
-        self._room_below[group, live.tenant.name] = live.need.tokens
+        self._room_below[live.need.group, live.tenant.name] = live.need.tokens
 
     def waits_for_better(self, live: LiveRequest) -> None:
         """Note that a request leaves the room that there is to others, since it has begun sooner elsewhere."""

@@ -266,7 +266,8 @@ class JudgedRouterCore(JudgedCaches):
     ) -> None:
         """No request that is its tenant's first, with a turn before `live`, finds room and waits all the same.
 
-        Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it.
+        Where the tenant has more running than that of `live`, it may have to: room is kept for one in front of it. So
+        may one that has begun, of several versions: new prompts go past what is kept for such.
         """
 
         def turn(each: LiveRequest) -> tuple[bool, bool, int, float, int]:
@@ -286,7 +287,11 @@ class JudgedRouterCore(JudgedCaches):
             (
                 each
                 for each in in_turn
-                if each.output and each.request.model == live.request.model and not _may_return(each, state)
+                if each.output
+                and each.request.model == live.request.model
+                and not _may_return(each, state)
+                and each.tenant.running <= live.tenant.running
+                and not self._is_kept_out(each, in_turn)
             ),
             None,
         )
@@ -305,6 +310,16 @@ class JudgedRouterCore(JudgedCaches):
                 continue
             self.judged["a turn was before"] += 1
             assert not finds_room(other), f"{other.rid} is passed over by {live.rid}, whose turn is later"
+
+    def _is_kept_out(self, live: LiveRequest, in_turn: list[LiveRequest]) -> bool:
+        """Whether room may be kept for one before it that has to go on in the same version of several."""
+        before = in_turn[: in_turn.index(live)]
+        return live.request.model not in self.fleet.only_versions and any(
+            each.need.group == live.need.group
+            and each.backfilled >= self.settings.backfill_max
+            and each.tenant.running <= live.tenant.running
+            for each in before
+        )
 
     def _judge_migrations(self, live: LiveRequest, now: float) -> None:
         """No request of a draining decode worker could migrate to where `live` is about to go."""

@@ -46,21 +46,21 @@ def prove_nobody_waits_beside_a_free_place(core: RouterCore, now: float) -> int:
     fronts: defaultdict[object, list[LiveRequest]] = defaultdict(list)
     choosing: set[tuple[object, str]] = set()  # those behind them are tried, too
     for live in waiting:
-        group, tenant = live.need.group, live.tenant.name
+        group, tenant, rivals = live.need.group, live.tenant.name, places.rivals_of(live)
         if not places.is_wanted(live):
             continue
         if (group, tenant) in asked:
-            fronts[group] += [live] if (group, tenant) in choosing else []
+            fronts[rivals] += [live] if (group, tenant) in choosing else []
             continue
         place = next(places.open_to(live), None)
         if place is None and places.follows(live):
             continue  # it waits for one worker alone, not for room
         asked.add((group, tenant))
         if place is None:
-            fronts[group].append(live)
+            fronts[rivals].append(live)
             if places.may_choose(live):
                 choosing.add((group, tenant))
-        elif not any(places.is_kept_for(front, live) for front in fronts[group]):
+        elif not any(places.is_kept_for(front, live) for front in fronts[rivals]):
             raise AssertionError(
                 f"{live.rid} waits since {live.state_since:.3f} s, and {place.peer} would take it"
             )
@@ -104,6 +104,13 @@ class FreePlaces:
             and not self._held_back(live)
             and (any(self._able(live)) or any(self.able_whole(live)))
         )
+
+    def rivals_of(self, live: LiveRequest) -> tuple[str, str]:
+        """What competes with it: requests of its model, and if there are several versions, of the same one."""
+        name = live.request.model
+        hellos = [worker.hello for worker in self._core.fleet.workers.values()]
+        is_only = len({hello.model for hello in hellos if hello.model_name == name}) == 1
+        return (name, "" if is_only else live.model)
 
     def open_to(self, live: LiveRequest) -> Iterator[Worker]:
         """The workers that would take the request."""

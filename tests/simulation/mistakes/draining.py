@@ -65,7 +65,7 @@ def _target_stays(_: Any, reservations: Any, live: Any) -> None:
 
 def _new_ones_first(_: Any, core: Any, now: float) -> None:
     ready = get(core, "requests of a router").reservations.ready.in_order()
-    attempts = PlacementPass(core.settings.backfill_max)
+    attempts = PlacementPass(core.settings.backfill_max, core.fleet.only_versions)
     get(core, "a queue is served")(ready, get(core, "a request is sent to decode"), attempts, now)
     moves, find_reader = get(core, "streams of a router move"), get(core, "who reads the pages of a request")
     get(moves, "migrations are asked for")(find_reader, now)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from router.core.effects import RequestFailed
 from router.core.requests.live_request import VISITS_MAX
 from shared.links.events import Received
 from shared.wire.grammar import Grammar
-from shared.wire.messages import Cancel, Decode, Failed, Limits, Load, Prefill
+from shared.wire.messages import Cancel, Decode, Failed, Limits, Load, Prefill, Prefilled, Serve
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import LIMITS, ScriptedDeployment, decoding, request
 
@@ -300,6 +301,30 @@ def test_it_is_let_in_as_soon_as_one_of_the_others_of_that_tenant_is_placed() ->
     assert not world.sent(Prefill)
     world.up("prefill", "other model", model_name="n")
     assert [message.rid for _, message in world.sent(Prefill)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("versions", "placed"), [(1, []), (2, ["new"])])
+def test_room_that_is_kept_for_a_stream_that_was_cut_is_kept_from_new_prompts_of_its_only_version(
+    versions: int, placed: list[str]
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, extend_tokens=64)
+    world = ScriptedDeployment(0, 0, backfill_max=0)
+    for number in range(2):
+        world.up("decode", f"d{number}", limits=limits, understands=("Serve",))
+    world.submit(request("cut", prompt=(1,) * 100))
+    here = world.placed(Serve, "cut") or ""
+    there = ({"d0", "d1"} - {here}).pop()
+    world.say(here, Prefilled("cut", 1, 0, (10,), None))
+    if versions == 2:
+        world.up("decode", "later", limits=limits, understands=("Serve",), model="later weights")
+        world.loaded("later", free_pages=0, running=1)
+    world.loaded(there, free_pages=3, running=1)
+    world.down(here)
+    assert world.state("cut") == "waiting"
+    world.submit(request("new"))
+    assert [message.rid for _, message in world.sent(Serve)] == ["cut", *placed]
+    world.loaded(there, free_pages=8, running=1)
+    assert world.state("cut") == "extending"
 
 
 def test_a_refusal_for_lack_of_room_holds_back_only_requests_as_large() -> None:
