@@ -9,7 +9,7 @@ import torch
 
 from shared.engine.checkpoint.dtypes import dtype_name, dtypes_on_cpu
 from shared.engine.checkpoint.kv_cache import KVCache, PageCounts, kv_format, page_bytes
-from shared.engine.checkpoint.memory_plan import Demand, choose_pages, context_bound
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, Demand, choose_pages, context_bound
 from shared.engine.checkpoint.model_config import ModelConfig, read_eos_token_ids
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.config import EngineConfig
@@ -36,6 +36,9 @@ from shared.engine.sampling.sampler import Sampler
 from shared.kv.page_pool import pages_for_tokens
 from shared.limits.grammars import library_version
 from shared.wire.messages import Limits
+
+EXPERT_ROWS_MAX = 1024  # of a round: ROWS_MAX of native/experts.cpp
+FLOAT_BYTES = 4
 
 # the last: tokens of context
 LoadModel = Callable[[LoadJob, Kernels | None, PackedFile | None, KVCache, int], Model]
@@ -150,7 +153,14 @@ def _make_cache(
     page_size, slots = config.page_size, config.slots
     one_page = page_bytes(shape, page_size, dtype)
     demand = Demand(
-        weights_bytes, one_page, page_size, config.host_fraction, slots, most, config.max_total_tokens
+        weights_bytes,
+        one_page,
+        page_size,
+        config.host_fraction,
+        slots,
+        most,
+        config.max_total_tokens,
+        RESERVE_BYTES + expert_rows_bytes(shape),
     )
     count, reason = choose_pages(demand, config.budget, config.pages)
     context = min(most, count * page_size)
@@ -159,6 +169,18 @@ def _make_cache(
     cache = KVCache(shape, pages, page_size=page_size, dtype=dtype)
     words = f"{count} KV pages of {page_size} tokens ({reason}), context {context} tokens ({context_reason})"
     return cache, context, f"{words}, {slots} slots"
+
+
+def expert_rows_bytes(shape: ModelConfig | FallbackConfig) -> int:
+    """Bytes that a CPU keeps between steps for the inputs, gates and outputs of one round of rows' experts."""
+    if not isinstance(shape, ModelConfig):
+        return 0
+    numbers = (
+        each.routing.experts + each.routing.chosen * 2 * (shape.hidden_size + each.inner)
+        for each in shape.experts
+        if each is not None
+    )
+    return EXPERT_ROWS_MAX * FLOAT_BYTES * max(numbers, default=0)
 
 
 def _numbers(shape: ModelConfig | FallbackConfig, dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@
 namespace segue {
 namespace {
 
-constexpr int ROWS_MAX = 1024;     // of a round: what a row needs is some hundred KiB
+constexpr int ROWS_MAX = 1024;     // of a round: what a row needs is some hundred KiB (EXPERT_ROWS_MAX of cpu_engine.py)
 constexpr float SUM_MIN = 1e-20f;  // as the reference has it, where sigmoids may all be 0
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from torch import Tensor
 
 from shared.engine.attention.flashinfer_workspace import Processors
 from shared.engine.checkpoint.dtypes import Dtypes
-from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
+from shared.engine.checkpoint.memory_plan import RESERVE_BYTES
+from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config, read_model_config
+from shared.engine.config import Budget, EngineConfig
+from shared.engine.cpu.cpu_engine import EXPERT_ROWS_MAX, expert_rows_bytes
 from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels, unpacked_bytes
 from shared.engine.cuda.memory import feed_forward_row, graph_tokens, room_for
 from shared.engine.cuda.platform import gpu_workspace
+from shared.engine.engine import load
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import check_experts, has_grouped
 from shared.engine.model.loading import LayerLoader
@@ -29,7 +34,9 @@ from tests.doubles.live_bytes import LiveBytes
 from tests.unit.engine.checkpoint.popular_shapes import AWQ, MXFP4
 from tests.unit.engine.checkpoint.published_models import PUBLISHED, MetaWeights
 from tests.unit.engine.cuda.cards import CARDS, CONFIG, card_memory
+from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES
 from tests.unit.engine.fp8_models import FORMATS
+from tests.unit.engine.tiny_models import save_model
 
 NARROW = NarrowProducts.on_gpu((9, 0), deterministic=False)
 BF16 = Dtypes(torch.bfloat16, torch.bfloat16)
@@ -259,3 +266,22 @@ def test_rows_are_unpacked_for_where_there_are_many_and_a_grouped_product(
         for kind, width in (("multiply", 32), ("many", 64))
     )
     assert names == few + many + (["unpack_mxfp4"] * 2 if capability == (9, 0) else many)
+
+
+def test_a_cpu_keeps_room_for_a_round_of_rows_of_experts() -> None:
+    assert expert_rows_bytes(_shape("Qwen3-30B-A3B")) == 1024 * 4 * (128 + 8 * 2 * (2048 + 768))
+    assert expert_rows_bytes(_shape("Qwen3-14B")) == 0
+    source = Path("shared/engine/native/experts.cpp").read_text(encoding="utf-8")
+    assert f"ROWS_MAX = {EXPERT_ROWS_MAX};" in source
+
+
+def test_pages_on_a_cpu_leave_that_room(tmp_path: Path) -> None:
+    save_model(EXPERT_FAMILIES["mixtral"], tmp_path)
+    sizes = EngineConfig(None, 16, 64, max_total_tokens=64)
+    engine = load(tmp_path, sizes)
+    scratch = expert_rows_bytes(read_model_config(tmp_path))
+    assert scratch > 4 * engine.cache.page_bytes
+    taken = engine.memory["weights"] + RESERVE_BYTES + scratch
+    budget = Budget(taken + 4 * engine.cache.page_bytes, "a test")
+    found = load(tmp_path, replace(sizes, max_total_tokens=0, context_len=16, budget=budget))
+    assert found.cache.pages == 4
