@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shared.primitives.errors import InvariantError, StartError
 
+_POINTER = ctypes.c_void_p
 Number = ctypes.c_int | ctypes.c_longlong | ctypes.c_float
 Argument = Tensor | Number | None  # None: a null pointer
 
@@ -36,10 +37,10 @@ class Launch(Protocol):
 def run_kernel(launch: Launch, name: str, blocks: int, threads: int, *arguments: Argument) -> None:
     """Launch a kernel with tensors, by their addresses, and numbers."""
     values = [
-        each if isinstance(each, Number) else ctypes.c_void_p(None if each is None else each.data_ptr())
+        _POINTER(each.data_ptr()) if isinstance(each, Tensor) else _POINTER() if each is None else each
         for each in arguments
     ]
-    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    pointers = (_POINTER * len(values))(*map(ctypes.addressof, values))
     launch(name, blocks, threads, pointers)
 
 

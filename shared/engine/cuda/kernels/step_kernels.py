@@ -308,7 +308,9 @@ class CudaKernels:
         rows, vocab_size = logits.shape[0], logits.shape[1]
         parts = max(1, min(self._row_blocks // max(rows, 1), _PARTS_MAX))
         of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(vocab_size), ctypes.c_int(parts))
-        highest, drawn = torch.empty(2, rows, parts, _BEST_WORDS, dtype=torch.int32, device=logits.device)
+        best = (rows, parts, _BEST_WORDS)
+        highest = torch.empty(best, dtype=torch.int32, device=logits.device)
+        drawn = torch.empty(best, dtype=torch.int32, device=logits.device)
         run_kernel(self._launch, "highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest)
         run_kernel(
             self._launch, "draw_of_parts", rows * parts, _ROW_THREADS, *of_rows, slots, state, highest, drawn
