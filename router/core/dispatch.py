@@ -343,7 +343,8 @@ class RouterCore:
                 attempts.waits_for_better(live)
                 self._reservations.deadlines.set(("patience", live.rid), live.worth_at)
             elif placed is False:
-                attempts.found_no_room(live)
+                has_failed_it = any(peer in self.fleet.workers for peer in live.avoided)
+                attempts.found_no_room(live, is_choosy=has_failed_it)
             else:
                 attempts.waits_apart(live)
         return False

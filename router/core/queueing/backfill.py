@@ -65,11 +65,12 @@ class PlacementPass:
         self._kept_from[group, live.tenant.name] = live.tenant
         return False
 
-    def found_no_room(self, live: LiveRequest) -> None:
-        """Note that a request waits on: others of its size need not be tried."""
+    def found_no_room(self, live: LiveRequest, *, is_choosy: bool = False) -> None:
+        """Note that a request waits on. Others of its size need not be tried, unless it passes over some workers."""
         self._front.setdefault(self.group_of(live.need), live)
         self.tenants_blocked[live.tenant.name] = None
-        self._room_below[live.need.group, live.tenant.name] = live.need.tokens
+        if not is_choosy:
+            self._room_below[live.need.group, live.tenant.name] = live.need.tokens
 
     def waits_for_better(self, live: LiveRequest) -> None:
         """Note that a request leaves the room that there is to others, since it has begun sooner elsewhere."""

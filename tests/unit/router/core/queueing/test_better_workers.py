@@ -187,3 +187,15 @@ def test_it_waits_for_no_turn_of_a_handful_while_another_worker_of_the_fleet_has
         world.submit(request(f"r{number}", LONG))
         assert world.placed(Serve, f"r{number}") == "d5"
         begun(world, f"r{number}", peer="d5", finish="length")
+
+
+def test_one_that_waits_rather_than_go_where_it_has_failed_holds_back_no_other() -> None:
+    world = deployment(decode=2)
+    world.submit(request("r", LONG[:20]))
+    failed = world.placed(Serve, "r") or ""
+    [other] = {"d0", "d1"} - {failed}
+    world.loaded(other, running=1, queued_tokens=500)
+    world.refused(failed, "r", "internal")
+    world.submit(request("larger", LONG))
+    assert [world.state(rid) for rid in ("r", "larger")] == ["waiting", "extending"]
+    assert world.placed(Serve, "larger") == failed
