@@ -46,6 +46,7 @@ class Fleet:
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
         self._backends: Counter[Backend] = Counter()  # … and those that drain
+        self.only_versions: dict[str, str] = {}  # fingerprint by name, where there is one
         self.rates = FleetRates()
         self.changes = 0  # workers that came, went or began to drain so far
         self._arrivals = 0
@@ -75,7 +76,7 @@ class Fleet:
         self._by_role[hello.role].append(worker)
         self._note_whether_open(worker)
         self._count(worker, 1)
-        self._backends[_backend(hello)] += 1
+        self._count_backend(hello, 1)
         self._remember(hello.model_name)
         self._index_whole()
         return worker
@@ -90,7 +91,7 @@ class Fleet:
             self.rates.down(peer, worker.hello)
             self._by_role[worker.hello.role].remove(worker)
             self._note_whether_open(worker)
-            self._backends -= Counter((_backend(worker.hello),))
+            self._count_backend(worker.hello, -1)
             if not worker.draining:
                 self._count(worker, -1)
             if any(other.hello.model_name == worker.hello.model_name for other in self.workers.values()):
@@ -174,13 +175,6 @@ class Fleet:
         """What computes here: equal as long as nothing changes that tokens depend on."""
         return frozenset(self._backends)
 
-    @property
-    def only_versions(self) -> dict[str, str]:
-        """Fingerprints of the models that all workers have in one version, by name."""
-        versions = {(name, model) for name, model, _ in self._backends}
-        count = Counter(name for name, _ in versions)
-        return {name: model for name, model in versions if count[name] == 1}
-
     def prompt_len_max(self, model: str) -> int | None:
         """Tokens that the largest worker that computes prompts can hold at once; None: not known."""
         computing = [*self.of_role("prefill"), *filter(self.serves_whole, self.of_role("decode"))]
@@ -194,6 +188,13 @@ class Fleet:
 
     def _note_whether_open(self, worker: Worker) -> None:
         self._open[worker.hello.role].put(worker, is_open=worker.up and worker.is_open)
+
+    def _count_backend(self, hello: Hello, change: int) -> None:
+        self._backends.update({_backend(hello): change})
+        self._backends = +self._backends
+        versions = {(name, model) for name, model, _ in self._backends}
+        count = Counter(name for name, _ in versions)
+        self.only_versions = {name: model for name, model in versions if count[name] == 1}
 
     def _count(self, worker: Worker, change: int) -> None:
         hello = worker.hello
