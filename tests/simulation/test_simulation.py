@@ -18,7 +18,7 @@ from tests.simulation.world.world import World
 SEEDS = 1000
 PROCESSES = 2
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)  # a thousand worlds, on two cores that are busy with others
 
 
 @pytest.fixture(scope="module")
