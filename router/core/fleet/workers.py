@@ -190,7 +190,7 @@ class Fleet:
         self._open[worker.hello.role].put(worker, is_open=worker.up and worker.is_open)
 
     def _count_backend(self, hello: Hello, change: int) -> None:
-        self._backends.update({_backend(hello): change})
+        self._backends[_backend(hello)] += change
         self._backends = +self._backends
         versions = {(name, model) for name, model, _ in self._backends}
         count = Counter(name for name, _ in versions)
