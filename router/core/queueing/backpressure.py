@@ -184,15 +184,16 @@ def _rate(rates: OrderedDict[Name, ServiceRate], name: Name) -> ServiceRate:
 
 # ---- how many requests a second leave a queue while others in it find no room ----------------------------------------
 # Only such time counts: a queue that is empty, or that no worker serves at all, does not show how fast it could be
-# served. The rate covers the last takes, however long they took, and at least the last seconds. After a long time
-# without a wait it is forgotten, because the fleet may be another one. It has no clock: `now`, in seconds, never
-# decreases.
+# served. The rate covers the last takes, however long they took, and at least the last seconds: as many as a request
+# may be let wait by it, for takes come in bursts, and a rate that follows these moves the bounds that make them. After
+# a long time without a wait it is forgotten, because the fleet may be another one. It has no clock: `now`, in seconds,
+# never decreases.
 
 
 TAKES_MIN = 16  # fewer show no rate
 WINDOW_TAKES = 64
-WINDOW_SECONDS = 5.0  # of waiting
-MARK_SECONDS = 0.1  # of waiting, and a take, between two marks: so there are about a hundred
+WINDOW_SECONDS = 20.0  # of waiting
+MARK_SECONDS = 0.1  # of waiting, and a take, between two marks: so there are about two hundred
 FORGOTTEN_SECONDS = 60.0  # without a wait
 
 

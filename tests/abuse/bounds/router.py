@@ -266,7 +266,7 @@ ROUTER_BOUNDS = (
     Bound(
         "RATES_MAX",
         "the oldest rate is forgotten",
-        "64 rates of a hundred marks",
+        "64 rates of two hundred marks",
         f"{UNIT}/core/queueing/test_backpressure.py::test_the_rates_that_are_kept_are_bounded",
         place="router.core.queueing.backpressure",
     ),

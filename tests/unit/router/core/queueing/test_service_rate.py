@@ -51,10 +51,25 @@ def test_the_rate_is_not_known_before_some_were_taken_or_patience_has_ended() ->
 def test_the_rate_follows_a_fleet_that_grows_or_shrinks() -> None:
     rate = ServiceRate()
     now = served(rate, 0.0, 60.0, 20)
-    now = served(rate, now, 10.0, 80)
+    now = served(rate, now, 25.0, 80)
     assert rate.per_second(now, patience=1.0) == pytest.approx(80, rel=0.1)
-    now = served(rate, now, 20.0, 10)
+    now = served(rate, now, 25.0, 10)
     assert rate.per_second(now, patience=1.0) == pytest.approx(10, rel=0.1)
+
+
+def test_bursts_and_lulls_of_seconds_do_not_change_the_rate() -> None:
+    """Five a second: nothing for 3.6 s, then 24 in 1.2 s."""
+    rate, now, seen = ServiceRate(), 0.0, list[float]()
+    rate.passed(0, True, now)
+    for _ in range(20):
+        now += 3.6
+        seen.append(rate.per_second(now, patience=1.0) or 0.0)
+        for _ in range(24):
+            now += 0.05
+            rate.passed(1, True, now)
+        seen.append(rate.per_second(now, patience=1.0) or 0.0)
+    assert min(seen[12:]) > 4.6
+    assert max(seen[12:]) < 5.8
 
 
 def test_a_take_that_is_given_back_does_not_count() -> None:
