@@ -2,11 +2,12 @@
 
 What is computed faster than decode takes it waits with its pages on prefill workers, after its first token: a stream
 that pauses, and breaks if no room comes. So while requests wait for decode, no more may stand in front of it than it
-takes in `ready_seconds`. The others wait before they are computed, and a new request that would wait too long there is
-refused at once. What is being computed stands in front of decode, too: decode takes others while it takes its time.
+takes in three quarters of `ready_seconds`: with more, each lull of decode would make a stream late, as said below. The
+others wait before they are computed, and a new request that would wait too long there is refused at once. What is being
+computed stands in front of decode, too: decode takes others while it takes its time.
 
     waiting ─ the line of a model ─► prefill ─► ready ─ a kv_group: model and KV format ─► decode
-    a wait above what is allowed: 429           what its rate takes in `ready_seconds` and the time of prefill
+    a wait above what is allowed: 429     what its rate takes in 0.75 of `ready_seconds` and the time of prefill
 
 Rates come from what the router sees (`ServiceRate`). One may be wrong after a pause, a loss or a start. So it bounds
 nothing where nothing waits, and some requests for each decode worker may always wait. Nor does it bound a tenant that
@@ -37,6 +38,7 @@ from router.core.requests.tenants import Tenant
 from shared.scheduling.tenant_shares import share_of
 
 RATES_MAX = 64  # models and kv_groups whose rates are kept
+STANDING = 0.75  # of `ready_seconds`: what decode takes in it may stand there
 LATE_REMEMBERED = 4  # of `ready_seconds`: for so long after a stream was late the rate bounds the lane
 LANE_MIN = 2  # requests that may stand in front of decode, whatever the rate; or one for each worker
 PREFILL_WEIGHT = 0.1  # of the last request in the average time of prefill
@@ -162,7 +164,8 @@ class Backpressure:
         per_second = rate.per_second(now, seconds)
         if per_second is None:
             return True
-        bound = max(self._lane_min(kv_group), round(per_second * (seconds + self.prefill_seconds)))
+        standing_seconds = STANDING * seconds + self.prefill_seconds
+        bound = max(self._lane_min(kv_group), round(per_second * standing_seconds))
         by_tenant = self._before_decode.get(kv_group, Counter())
         own = by_tenant[tenant.name]
         if not own:  # others may have filled a small bound, and take long to leave

@@ -27,7 +27,7 @@ from router.core.requests.sampling_group import PATIENCE_SECONDS
 from router.placement_policies import FOUND_SHARE_MIN
 from shared.scheduling.tenant_shares import share_of
 from tests.simulation.judges.foresight import surely_allowed
-from tests.simulation.judges.waits import late_stream
+from tests.simulation.judges.waits import STANDING, late_stream
 
 WORTH_WAITING = 1.2  # times as long as one without a turn
 CHANGED = 4  # what workers tell of their rates wakes nobody, so a prompt may wait by what they told before
@@ -378,7 +378,7 @@ class FreePlaces:
                 yield worker
 
     def _lane_is_open(self, kv_group: KvGroup, tenant: str) -> bool:
-        """Whether less of the tenant stands before decode than decode surely takes in `ready_seconds`."""
+        """Whether less of the tenant stands before decode than decode surely takes in 0.75 of `ready_seconds`."""
         rate = self._core._backpressure._kv_groups.get(kv_group)
         was_late = kv_group in self._core._backpressure._late_at
         if rate is None or not (rate.blocked or was_late):
@@ -387,7 +387,7 @@ class FreePlaces:
         per_second = rate.per_second(self._now, seconds)
         if per_second is None:
             return True
-        bound = max(STANDING_MIN, len(self._readers[kv_group]), int(per_second * seconds))
+        bound = max(STANDING_MIN, len(self._readers[kv_group]), int(per_second * STANDING * seconds))
         standing = self._standing[kv_group]
         if not standing[tenant]:
             return len(standing) < bound

@@ -1,8 +1,8 @@
 """The oracle for waits at a router: who is refused at once, and what may stand in front of decode.
 
 - A request is refused for its expected wait only if others stand before it, two for each decode worker and more.
-- Nothing more is computed for decode workers in front of which as much stands as their rate takes in `ready_seconds`,
-  and in as long again while prompts are computed.
+- Nothing more is computed for decode workers in front of which as much stands as their rate takes in three quarters of
+  `ready_seconds`, and in `ready_seconds` more while prompts are computed.
 - Some requests for each decode worker may always stand there, whatever the rate, unless a stream is late.
 - While a stream is late, nothing new of a tenant that has something in front of its decode workers is computed for
   them.
@@ -28,6 +28,7 @@ from tests.simulation.scenarios.scenario import PlannedRequest, ScenarioSizes
 
 SLACK_SECONDS = 0.01  # that a deadline may be late in these worlds
 ROUNDING = 1e-9
+STANDING = 0.75  # of `ready_seconds`: what decode takes in it may stand in front of it
 LOOK_SECONDS = 0.1  # … and that what it ends may still be there
 
 
@@ -125,7 +126,7 @@ def prove_needed(core: RouterCore, live: LiveRequest, now: float) -> None:
     """A request that has gone to prefill is one that decode soon takes."""
     rate = core._backpressure._kv_groups[live.kv_group].per_second(now, core.settings.ready_seconds)
     assert rate is not None
-    seconds = 2 * core.settings.ready_seconds  # half of it for what is being computed
+    seconds = (STANDING + 1) * core.settings.ready_seconds  # of which one is for what is being computed
     bound = max(2, core.fleet.takers("decode", live.kv_group), rate * seconds + 0.5)
     before_decode = [
         other.tenant.name
