@@ -23,12 +23,13 @@ from shared.engine.cuda.adjustments import Adjusted, Adjustments, Rows
 from shared.engine.cuda.engine_parts import EngineParts
 from shared.engine.cuda.kernels.step_kernels import ReportBuffers, read_reports
 from shared.engine.cuda.slots import DeviceWords
-from shared.engine.cuda.staging import Staging
+from shared.engine.cuda.staging import Staging, place_of
 from shared.engine.cuda.vocab_masks import Bits, MaskedRows, SlotMask, VocabMasks, mask_words
 from shared.engine.parallel.orders import Operation
 from shared.engine.parts import OnLogits
 from shared.engine.sampling.masks import Matchers
 from shared.engine.sampling.sampler import ORDER, Adjustment
+from shared.engine.streams import Work
 from shared.wire.sampled import Sampled, TokenLogprobs
 
 
@@ -40,6 +41,15 @@ class _Asked:
     tops: list[int]
     rows: Tensor  # int32, on the device, and so
     top: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Chooser:
+    """Chooses the tokens of so many rows."""
+
+    logits: Tensor
+    tokens: Tensor
+    run: Work
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +106,7 @@ class Sampling:
         self._tokens = torch.zeros(slots, dtype=torch.int32, device=device)
         self._each = torch.arange(slots, dtype=torch.int32, device=device)
         self._bits = torch.arange(8, dtype=torch.uint8, device=device)
+        self._choosers: dict[int, _Chooser] = {}  # of DECODE, by rows; made and used on the stream
         self._free: list[Tensor] = []  # buffers of the host that no step uses
 
     def join(self, join: SlotJoin) -> None:
@@ -176,7 +187,7 @@ class Sampling:
         self._mask((row, bits), logits)
         factors = torch.full((3, 1), 0.5, device=row.device)
         self._kernels.filter_rows(logits, row, torch.ones_like(of_slots), factors)
-        self._kernels.choose_tokens(logits, of_slots, self._words.state, self._tokens[:1])
+        self._kernels.chooser(logits, of_slots, self._words.state, self._tokens[:1])()
         self._kernels.logprobs(logits, row, self._tokens[:1], row, reports)
 
     @cached_property
@@ -199,8 +210,8 @@ class Sampling:
     # ---- the device's part: reads staging and state on the device, nothing that the host changes ------------------
 
     def _choose(self, step: int, rows: StagedRows, masked: tuple[Tensor, Tensor] | None) -> None:
-        count, asked, adjusted = len(rows.slots), rows.asked, rows.adjusted
-        logits, tokens = self.logits[:count], self._tokens[:count]
+        asked, adjusted, chooser = rows.asked, rows.adjusted, self._chooser(rows.of_slots)
+        logits, tokens = chooser.logits, chooser.tokens
         if self._on_logits is not None:
             self._on_logits(step, rows.slots, logits.clone())
         changes = dict(adjusted.changes)
@@ -212,7 +223,7 @@ class Sampling:
         for adjustment in ORDER:
             if adjustment in changes:
                 changes[adjustment](logits)
-        self._kernels.choose_tokens(logits, rows.of_slots, self._words.state, tokens)
+        chooser.run()
         if self._tells:
             self._gather(tokens)  # other ranks take the first one's
         for remember in adjusted.after:
@@ -220,6 +231,17 @@ class Sampling:
         if asked and raw_rows is not None:
             chosen = tokens.index_select(0, asked.rows)
             self._kernels.logprobs(raw, raw_rows, chosen, asked.top, self._reports.on_device(len(asked.tops)))
+
+    def _chooser(self, of_slots: Tensor) -> _Chooser:
+        """Slots of DECODE always lie at the beginning of staging, so one for each number of rows is enough for all."""
+        count, of_decode = of_slots.shape[0], place_of(of_slots) == 0
+        if of_decode and (kept := self._choosers.get(count)) is not None:
+            return kept
+        logits, tokens = self.logits[:count], self._tokens[:count]
+        chooser = _Chooser(logits, tokens, self._kernels.chooser(logits, of_slots, self._words.state, tokens))
+        if of_decode:
+            self._choosers[count] = chooser
+        return chooser
 
     def _mask(self, masked: tuple[Tensor, Tensor], logits: Tensor) -> None:
         """Set to -inf what the bits of some rows do not allow."""

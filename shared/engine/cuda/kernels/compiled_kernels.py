@@ -9,12 +9,14 @@ GPU.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from shared.engine.streams import Work
 from shared.primitives.errors import InvariantError, StartError
 
 _POINTER = ctypes.c_void_p
@@ -36,11 +38,27 @@ class Launch(Protocol):
 
 def run_kernel(launch: Launch, name: str, blocks: int, threads: int, *arguments: Argument) -> None:
     """Launch a kernel with tensors, by their addresses, and numbers."""
+    prepare_kernel(launch, name, blocks, threads, *arguments)()
+
+
+def prepare_kernel(launch: Launch, name: str, blocks: int, threads: int, *arguments: Argument) -> Work:
+    """What launches a kernel with the same tensors and numbers each time. It keeps them."""
     values = [
         _POINTER(each.data_ptr()) if isinstance(each, Tensor) else _POINTER() if each is None else each
         for each in arguments
     ]
     pointers = (_POINTER * len(values))(*map(ctypes.addressof, values))
+    return partial(_launch, launch, name, blocks, threads, pointers, (values, arguments))
+
+
+def _launch(
+    launch: Launch,
+    name: str,
+    blocks: int,
+    threads: int,
+    pointers: ctypes.Array[ctypes.c_void_p],
+    _kept: object,
+) -> None:
     launch(name, blocks, threads, pointers)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, run_kernel
+from shared.engine.cuda.kernels.compiled_kernels import Launch, compiled, prepare_kernel, run_kernel
 from shared.engine.sampling.sampler import gumbel_noise, nucleus_floor, row_keys
-from shared.engine.streams import Stream
+from shared.engine.streams import Stream, Work
 from shared.wire.sampled import TOP_LOGPROBS_MAX, TokenLogprobs, bounded_logprobs
 
 
@@ -77,12 +78,12 @@ class StepKernels(Protocol):
         leaves, and equals of the last token stay. A row's result depends on nothing but the row; NaN counts as -inf.
         """
 
-    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
-        """Choose a token for each row into tokens int32 [rows], and into LAST_TOKEN of its slot.
+    def chooser(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> Work:
+        """What chooses a token for each row, whenever it runs, into tokens int32 [rows] and LAST_TOKEN of its slot.
 
         logits float32 [rows, vocab], slots int32 [rows]. Temperature 0: the highest, the lowest id among equals. Else
         argmax((logit - highest) / temperature + gumbel(seed, KV_LEN - PROMPT_LEN, token)). A row's result depends on
-        nothing but the row; -inf is never chosen.
+        nothing but the row; -inf is never chosen. All choosers run on one stream.
         """
 
     def logprobs(
@@ -146,8 +147,11 @@ class ReferenceKernels:
         floor = torch.maximum(torch.maximum(log_min_p, kth[:, 0]), shared)
         logits.index_copy_(0, rows.long(), found.masked_fill_(scaled < floor.unsqueeze(1), -torch.inf))
 
-    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
+    def chooser(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> Work:
         """See `StepKernels`."""
+        return partial(self._choose_tokens, logits, slots, state, tokens)
+
+    def _choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
         at = slots.long()
         own = state[at]  # [rows, STATE_WORDS]
         logits = torch.where(logits.isnan(), -torch.inf, logits)
@@ -244,6 +248,7 @@ class CudaKernels:
         """`row_blocks`: blocks of `_ROW_THREADS` that the GPU runs at a time; few rows are divided among so many."""
         self._launch = launch
         self._row_blocks = row_blocks
+        self._best: Tensor | None = None
 
     @classmethod
     def compiled(cls, device: torch.device) -> CudaKernels:
@@ -300,7 +305,7 @@ class CudaKernels:
         asked = (rows, top_k, temperature, top_p, log_min_p)
         run_kernel(self._launch, "filter_rows", len(rows), _ROW_THREADS, *of_rows, *asked)
 
-    def choose_tokens(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> None:
+    def chooser(self, logits: Tensor, slots: Tensor, state: Tensor, tokens: Tensor) -> Work:
         """See `StepKernels`."""
         assert logits.dtype == torch.float32
         assert logits.stride(1) == 1
@@ -308,14 +313,14 @@ class CudaKernels:
         rows, vocab_size = logits.shape[0], logits.shape[1]
         parts = max(1, min(self._row_blocks // max(rows, 1), _PARTS_MAX))
         of_rows = (logits, ctypes.c_longlong(logits.stride(0)), ctypes.c_int(vocab_size), ctypes.c_int(parts))
-        best = (rows, parts, _BEST_WORDS)
-        highest = torch.empty(best, dtype=torch.int32, device=logits.device)
-        drawn = torch.empty(best, dtype=torch.int32, device=logits.device)
-        run_kernel(self._launch, "highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest)
-        run_kernel(
+        highest, drawn = self._best_of_parts(max(rows, len(state)), logits.device)
+        find_highest = prepare_kernel(
+            self._launch, "highest_of_parts", rows * parts, _ROW_THREADS, *of_rows, highest
+        )
+        draw = prepare_kernel(
             self._launch, "draw_of_parts", rows * parts, _ROW_THREADS, *of_rows, slots, state, highest, drawn
         )
-        run_kernel(
+        choose = prepare_kernel(
             self._launch,
             "choose_tokens",
             (rows - 1) // _CHOOSE_THREADS + 1,
@@ -329,6 +334,14 @@ class CudaKernels:
             state,
             tokens,
         )
+        return partial(_in_turn, find_highest, draw, choose)
+
+    def _best_of_parts(self, rows: int, device: torch.device) -> Tensor:
+        """What parts of rows found, for all choosers, int32 [2, parts, _BEST_WORDS]: one runs behind the other."""
+        parts = max(rows, self._row_blocks)
+        if self._best is None or self._best.shape[1] < parts:
+            self._best = torch.empty(2, parts, _BEST_WORDS, dtype=torch.int32, device=device)
+        return self._best
 
     def logprobs(
         self, logits: Tensor, rows: Tensor, token_ids: Tensor, tops: Tensor, reports: Tensor
@@ -350,3 +363,8 @@ class CudaKernels:
             tops,
             reports,
         )
+
+
+def _in_turn(*launches: Work) -> None:
+    for launch in launches:
+        launch()

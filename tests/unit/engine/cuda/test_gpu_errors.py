@@ -224,7 +224,7 @@ def test_every_kernel_is_called_before_the_first_step(
     watched = [
         (ReferenceAttention, "plan_extend"),
         (ReferenceAttention, "for_decode"),
-        (ReferenceKernels, "choose_tokens"),
+        (ReferenceKernels, "_choose_tokens"),
         (ReferenceKernels, "filter_rows"),
         *((TorchOps, name) for name in ("add_rms_norm", "silu_and_mul")),
     ]

@@ -83,8 +83,8 @@ def test_the_source_chooses_what_torch_chooses(library: Path, rows: int, threads
     slots[-2:] = rows  # padding
     tokens, chosen, expected = torch.full((rows,), -1).int(), state.clone(), state.clone()
     wanted = tokens.clone()
-    CudaKernels(HostLaunch(library, threads), rows * parts).choose_tokens(logits, slots, chosen, tokens)
-    REFERENCE.choose_tokens(logits, slots, expected, wanted)
+    CudaKernels(HostLaunch(library, threads), rows * parts).chooser(logits, slots, chosen, tokens)()
+    REFERENCE.chooser(logits, slots, expected, wanted)()
     assert torch.equal(tokens, wanted)
     assert torch.equal(chosen, expected)
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < vocab
@@ -114,7 +114,7 @@ def test_tokens_are_those_of_the_sampler(kernels: StepKernels) -> None:
     slots = torch.randperm(rows, generator=generator)
     lengths = state[slots, SlotWord.KV_LEN].long()
     tokens = torch.empty(rows, dtype=torch.int32)
-    kernels.choose_tokens(logits, slots.int(), state, tokens)
+    kernels.chooser(logits, slots.int(), state, tokens)()
     assert torch.equal(tokens.long(), sampler.sample(logits.clone(), slots, lengths))
     assert torch.equal(state[slots, SlotWord.LAST_TOKEN], tokens)
 
@@ -238,7 +238,7 @@ def test_the_filters_are_those_of_the_sampler(kernels: StepKernels) -> None:
     top_k, each = torch.full((rows,), params.top_k).int(), torch.arange(rows).int()
     kernels.filter_rows(logits, each, top_k, factors.repeat(1, rows))
     tokens = torch.empty(rows, dtype=torch.int32)
-    kernels.choose_tokens(logits, each, state, tokens)
+    kernels.chooser(logits, each, state, tokens)()
     assert torch.equal(tokens.long(), expected)
     assert int(logits.isfinite().sum(-1).max()) <= params.top_k
 
@@ -246,7 +246,7 @@ def test_the_filters_are_those_of_the_sampler(kernels: StepKernels) -> None:
 def test_a_slot_of_padding_stays_empty_and_gets_a_token(kernels: StepKernels) -> None:
     state = any_state(generator_of(1), slots=2)
     slots, tokens = torch.tensor([2, 0, 2]).int(), torch.full((3,), -1).int()
-    kernels.choose_tokens(torch.eye(3), slots, state, tokens)
+    kernels.chooser(torch.eye(3), slots, state, tokens)()
     assert tokens[0] == 0
     assert tokens[2] == 2
     assert torch.equal(state[2], torch.zeros(STATE_WORDS).int())
@@ -302,7 +302,7 @@ def test_the_reference_depends_on_shapes_alone() -> None:
         REFERENCE.prepare_decode(
             column, indptr, tables, state, PAGE_SIZE, column, column, column, torch.zeros(30).int()
         )
-        REFERENCE.choose_tokens(torch.zeros(rows, 31), column, state, column)
+        REFERENCE.chooser(torch.zeros(rows, 31), column, state, column)()
         told = torch.zeros(rows, REPORT_WORDS).int()
         REFERENCE.logprobs(torch.zeros(rows, 31), column, column, column, told)
 
