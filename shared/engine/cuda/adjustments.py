@@ -87,7 +87,7 @@ class Adjustments:
     def stage(self, slots: Rows, kv_lens: Rows, staging: Staging) -> Adjusted:
         """Stage what the rows of a step ask for. `kv_lens` [rows]: tokens before the one to choose."""
         kinds = self._kinds[slots]
-        if not kinds.any():
+        if not np.count_nonzero(kinds):
             return UNADJUSTED
         changes: dict[Adjustment, Callable[[Tensor], None]] = {}
         after: list[Callable[[Tensor], None]] = []

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.batch.schedule_batch import SlotJoin
@@ -52,11 +53,19 @@ class _Chooser:
     run: Work
 
 
+class _Buffer:
+    """Memory of the host for the tokens of a step."""
+
+    def __init__(self, words: Tensor) -> None:
+        self.words = words
+        self.tokens: NDArray[np.int32] = words.numpy()  # the same memory
+
+
 @dataclass(slots=True, eq=False)
 class StagedRows:
     """The rows of a step that sample. Their arrays lie in the step's staging."""
 
-    slots: tuple[int, ...]
+    slots: list[int]
     of_slots: Tensor  # int32 [rows], on the device
     adjusted: Adjusted
     masks: list[tuple[int, SlotMask]]
@@ -74,7 +83,7 @@ class TokenChoice:
     """What the device will have written to buffers of the host."""
 
     rows: StagedRows
-    tokens: Tensor
+    buffer: _Buffer
     reports: Tensor | None
     masked: MaskedRows
     token_ids: list[int] = field(default_factory=list)  # once it was read
@@ -107,7 +116,7 @@ class Sampling:
         self._each = torch.arange(slots, dtype=torch.int32, device=device)
         self._bits = torch.arange(8, dtype=torch.uint8, device=device)
         self._choosers: dict[int, _Chooser] = {}  # of DECODE, by rows; made and used on the stream
-        self._free: list[Tensor] = []  # buffers of the host that no step uses
+        self._free: list[_Buffer] = []  # those that no step uses
 
     def join(self, join: SlotJoin) -> None:
         """Overwrite what the slot held."""
@@ -121,13 +130,13 @@ class Sampling:
         """Stage what rows ask. `kv_lens` [rows]: tokens before the one to choose; `of_slots`: slots, on the device."""
         tops = self._tops[slots]
         asked = None
-        if len(places := np.flatnonzero(tops >= 0)):
+        if len(places := (tops >= 0).nonzero()[0]):
             _, rows = staging.put(places.astype(np.int32))
             _, top = staging.put(tops[places])
             asked = _Asked(places.tolist(), tops[places].tolist(), rows, top)
         adjusted = self._adjustments.stage(slots, kv_lens, staging)
         staging.note(Operation.TAKE_TOKENS, of_slots, len(slots))
-        listed = tuple(slots.tolist())
+        listed = slots.tolist()
         return StagedRows(listed, of_slots, adjusted, self._masks.of(listed), asked, may_sit_out)
 
     def run(self, step: int, rows: StagedRows) -> TokenChoice:
@@ -140,11 +149,10 @@ class Sampling:
         rows.masks = [(row, mask) for row, mask in rows.masks if row not in found.shares.sat_out]
         for _, mask in rows.masks:
             mask.unknown += 1
-        count = len(rows.slots)
-        tokens = self._free.pop() if self._free else self._stream.buffer(len(self._tokens))
-        self._stream.download(tokens[:count], self._tokens[:count])
+        buffer = self._free.pop() if self._free else _Buffer(self._stream.buffer(len(self._tokens)))
+        self._stream.download(buffer.words, self._tokens)  # all of them: a part would be a view more to make
         reports = self._reports.download(len(rows.asked.tops)) if rows.asked else None
-        return TokenChoice(rows, tokens, reports, found)
+        return TokenChoice(rows, buffer, reports, found)
 
     def sat_out(self, choice: TokenChoice) -> dict[int, int]:
         """The last token of each slot that has none of this step. Known as soon as it was run."""
@@ -155,13 +163,13 @@ class Sampling:
         """The device has written it. A second call does nothing."""
         if choice.token_ids:
             return
-        choice.token_ids.extend(choice.tokens[: len(choice.rows.slots)].tolist())
+        choice.token_ids = choice.buffer.tokens[: len(choice.rows.slots)].tolist()
         for row, mask in choice.rows.masks:
             mask.take(choice.token_ids[row])
 
     def sampled(self, choice: TokenChoice, seconds: float) -> Sampled:
         """What was read of a step of so many seconds; its buffers serve another step from now on."""
-        self._free.append(choice.tokens)
+        self._free.append(choice.buffer)
         logprobs: dict[int, TokenLogprobs] = {}
         sat_out = choice.masked.shares.sat_out
         if choice.reports is not None and (asked := choice.rows.asked) is not None:
@@ -213,14 +221,14 @@ class Sampling:
         asked, adjusted, chooser = rows.asked, rows.adjusted, self._chooser(rows.of_slots)
         logits, tokens = chooser.logits, chooser.tokens
         if self._on_logits is not None:
-            self._on_logits(step, rows.slots, logits.clone())
+            self._on_logits(step, tuple(rows.slots), logits.clone())
         changes = dict(adjusted.changes)
         if masked:
             changes[Adjustment.MASKS] = partial(self._mask, masked)
         raw, raw_rows = logits, asked.rows if asked else None
         if asked and changes:  # which overwrite them
             raw, raw_rows = logits.index_select(0, asked.rows), self._each[: len(asked.tops)]
-        for adjustment in ORDER:
+        for adjustment in ORDER if changes else ():
             if adjustment in changes:
                 changes[adjustment](logits)
         chooser.run()

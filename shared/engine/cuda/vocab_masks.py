@@ -127,6 +127,9 @@ class MaskedRows:
     shares: MaskShares = field(default_factory=MaskShares)
 
 
+_UNMASKED = MaskedRows()
+
+
 class VocabMasks:
     """The masks of all slots."""
 
@@ -174,6 +177,8 @@ class VocabMasks:
 
         Of the rows the first `may_sit_out` have no bits where there is no time for them.
         """
+        if not masks and not self._budget.has_debts:  # as nearly always
+            return _UNMASKED
         found = MaskedRows()
         by_row = dict(masks)
 

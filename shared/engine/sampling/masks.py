@@ -161,6 +161,11 @@ class MaskBudget:
         self._tenants[slot] = tenant
         self._end_turn(slot)
 
+    @property
+    def has_debts(self) -> bool:
+        """Whether a step without masks pays for those before."""
+        return bool(self._owed or self._all_owed)
+
     def share(
         self,
         slots: Sequence[int],
@@ -174,7 +179,7 @@ class MaskBudget:
         `slots` are those of all rows of the step. `compute` is given a row and how many seconds it has, and returns
         whether it is done. Rows from place `bounded` on are computed, whatever they take; None: there are no such rows.
         """
-        if not rows and not self._owed and not self._all_owed:
+        if not rows and not self.has_debts:
             return MaskShares()  # as nearly always: no row of a step without grammars costs anything
         tenants = {self._tenants.get(slot, "") for slot in slots}
         each = TENANT_SECONDS if len(tenants) > 1 else ALONE_SECONDS

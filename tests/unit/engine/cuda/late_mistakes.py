@@ -18,7 +18,7 @@ from tests.simulation.mistakes.roles import get, put
 
 def _given_too_early(run: Any, sampling: Any, step: int, rows: Any) -> Any:
     choice = run(sampling, step, rows)
-    get(sampling, "results that are free").append(choice.tokens)
+    get(sampling, "results that are free").append(choice.buffer)
     return choice
 
 
