@@ -260,9 +260,8 @@ class CudaDevice:
     def _stage_decode(self, batch: ScheduleBatch, changes: Words) -> _Forward:
         write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
         slots = np.array(batch.decode_slots, dtype=np.int64)
-        self._mirror.lengthen(slots)
-        kv_lens = self._mirror.kv_lens[slots]
-        work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots))
+        kv_lens = self._mirror.lengthen(slots)
+        work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots, kv_lens))
         of_slots = self._staging.device[: len(slots)]
         rows = self._sampling.stage(slots, kv_lens, of_slots, self._staging, may_sit_out=len(slots))
         return _Forward(slots, [*write, work], rows)
@@ -270,7 +269,7 @@ class CudaDevice:
     def _stage_extend(self, batch: ScheduleBatch, changes: Words) -> _Forward:
         """Launch all runs of prompts but the last."""
         slots = np.array([row.slot for row in batch.extend], dtype=np.int64)
-        self._mirror.pages_of(slots)  # they are enough
+        self._mirror.pages_of(slots, self._mirror.kv_lens[slots])  # they are enough
         extend = self._extends.begin(batch.extend)
         forward = _Forward(
             slots,
@@ -286,7 +285,8 @@ class CudaDevice:
         slots = np.array([*batch.decode_slots, *(row.slot for row in batch.extend)], dtype=np.int64)
         decoding = len(batch.decode_slots)
         self._mirror.lengthen(slots[:decoding])
-        pages, kv_lens = self._mirror.pages_of(slots), self._mirror.kv_lens[slots]
+        kv_lens = self._mirror.kv_lens[slots]
+        pages = self._mirror.pages_of(slots, kv_lens)
         write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
         graph = self._graphs.stage(slots[:decoding], kv_lens[:decoding], pages[:decoding])
         began = self._forward.record()

@@ -37,6 +37,7 @@ def buckets_for(slots: int) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     rows: int
+    name: str  # in metrics
     attention: DecodeAttention
     work: Work  # run eagerly, or captured
     replay: Work
@@ -63,7 +64,7 @@ class DecodeGraphs:
         self._staging = staging
         self._logits = logits
         self._page_size = parts.cache.page_size
-        self._slots = len(logits)
+        self._slots = self._padding_slot = len(logits)
         device, width = logits.device, words.page_tables.shape[1]
         with stream.on_host():  # on its stream: they are used there at once
             self._token_ids, self._positions, self._last_page_len = (
@@ -92,29 +93,36 @@ class DecodeGraphs:
         """Stage the rows and plan them; returns what computes their logits once staging is uploaded."""
         rows = len(slots)
         bucket = self._buckets[self._sizes[bisect_left(self._sizes, rows)]]
-        padded = np.full(bucket.rows, self._slots, dtype=np.int32)
+        padded, starts = self._fixed_words(bucket.rows)
         padded[:rows] = slots
-        starts = np.zeros(bucket.rows + 1, dtype=np.int32)
-        np.cumsum(page_counts, out=starts[1 : rows + 1])
-        # a page for each row of padding
-        starts[rows + 1 :] = starts[rows] + np.arange(1, bucket.rows - rows + 1)
-        last_page_len = np.ones(bucket.rows, dtype=np.int32)
-        last_page_len[:rows] = (kv_lens - 1) % self._page_size + 1
-        self._staging.fix(0, padded)
-        self._staging.fix(self._slots, starts)
+        starts[0] = 0
+        page_counts.cumsum(out=starts[1 : rows + 1])
+        last_page_len = kv_lens - (page_counts - 1) * self._page_size
+        if padding := bucket.rows - rows:  # a page with a token for each row
+            padded[rows:] = self._padding_slot
+            starts[rows + 1 :] = starts[rows] + np.arange(1, padding + 1)
+            last_page_len = np.append(last_page_len, np.ones(padding, dtype=np.int64))
         self._staging.note(Operation.DECODE, bucket.rows, last_page_len)
         return self.planned(bucket.rows, last_page_len)
 
-    def planned(self, rows: int, last_page_len: NDArray[np.int32]) -> Work:
+    def planned(self, rows: int, last_page_len: NDArray[np.signedinteger]) -> Work:
         """Plan a bucket whose words are staged; returns what computes its logits once staging is uploaded."""
-        bucket, (on_host, _) = self._buckets[rows], self._staging.at(self._slots, rows + 1)
-        starts = on_host.numpy()
-        if (plan := (bucket.rows, starts.tobytes())) != self._planned:
-            with self._stream.on_host():
-                self._fits = bucket.attention.plan(on_host, torch.from_numpy(last_page_len))
+        bucket, (_, starts) = self._buckets[rows], self._fixed_words(rows)
+        if (plan := (rows, starts.tobytes())) != self._planned:
+            self._fits = self._plan(bucket.attention, rows, last_page_len)
             self._planned = plan
-        self.counters.graph_steps[str(bucket.rows) if self._fits else EAGER] += 1
+        self.counters.graph_steps[bucket.name if self._fits else EAGER] += 1
         return bucket.replay if self._fits else bucket.work
+
+    def _fixed_words(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Slots of the rows, and where the pages of each begin."""
+        return self._staging.fixed(0, rows), self._staging.fixed(self._slots, rows + 1)
+
+    def _plan(self, attention: DecodeAttention, rows: int, last_page_len: NDArray[np.signedinteger]) -> bool:
+        """Plan what is staged."""
+        starts, _ = self._staging.at(self._slots, rows + 1)
+        with self._stream.on_host():
+            return attention.plan(starts, torch.from_numpy(last_page_len.astype(np.int32)))
 
     def _capture(self, rows: int, attention: StreamAttention) -> _Bucket:
         """Run the bucket once with padding alone, then capture it."""
@@ -128,16 +136,16 @@ class DecodeGraphs:
             positions=self._positions[:rows],
         )
         self._staging.begin()
-        self._staging.fix(0, np.full(rows, self._slots, dtype=np.int32))
-        starts = self._staging.fix(self._slots, np.arange(rows + 1, dtype=np.int32))
+        padded, starts = self._fixed_words(rows)
+        padded[:], starts[:] = self._padding_slot, np.arange(rows + 1)
         with self._stream.on_host():
             planned = attention.for_decode(batch)
-            planned.plan(starts, torch.ones(rows, dtype=torch.int32))
+        self._plan(planned, rows, np.ones(rows, dtype=np.int32))
         work = partial(self._compute, batch, planned)
         self._staging.upload()
         self._stream.run(work)
         self._staging.end(self._stream.record())
-        return _Bucket(rows, planned, work, self._stream.capture(work))
+        return _Bucket(rows, str(rows), planned, work, self._stream.capture(work))
 
     def _compute(self, batch: PagedBatch, attention: DecodeAttention) -> None:
         """The device's part of a step, up to the logits. Reads static arrays alone."""

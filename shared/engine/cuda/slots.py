@@ -31,6 +31,7 @@ Words = NDArray[np.int32]
 
 ENTRY_WORDS = 2**16  # of staging for changed words
 PLACES_MAX = 2**31 - 1  # a place is an int32
+_NO_PAIRS = np.empty((0, 2), dtype=np.int32)
 
 
 class DeviceWords:
@@ -57,6 +58,8 @@ class DeviceWords:
         """Begin a step's staging with its changes, int32 [n, 2]; those that do not fit beside it are written before."""
         fits = ENTRY_WORDS // 2
         staging.begin()
+        if not len(pairs):
+            return []
         for start in range(0, len(pairs) - fits, fits):
             _, staged = staging.put(pairs[start : start + fits])
             staging.note(Operation.WRITE, staged, fits)
@@ -64,9 +67,7 @@ class DeviceWords:
             stream.run(partial(kernels.write_words, staged, self.words))
             staging.end(stream.record())
             staging.begin()
-        rest = pairs[max(0, (len(pairs) - 1) // fits) * fits :]
-        if not len(rest):
-            return []
+        rest = pairs[(len(pairs) - 1) // fits * fits :]
         _, staged = staging.put(rest)
         staging.note(Operation.WRITE, staged, len(rest))
         return [partial(kernels.write_words, staged, self.words)]
@@ -93,6 +94,8 @@ class SlotMirror:
 
         Raises `InvariantError` for what is out of bounds.
         """
+        if not (batch.joins or batch.grants or batch.extend or self._set_back):
+            return _NO_PAIRS
         states = {join.slot: self._join(join) for join in batch.joins}
         pairs = [
             *states.values(),
@@ -112,7 +115,7 @@ class SlotMirror:
             else:
                 place = row.slot * STATE_WORDS + SlotWord.KV_LEN
                 pairs.append(np.array([[place, kv_len]], dtype=np.int32))
-        return np.concatenate(pairs) if pairs else np.empty((0, 2), dtype=np.int32)
+        return np.concatenate(pairs)
 
     def _join(self, join: SlotJoin) -> Words:
         """Overwrite the slot; returns the pairs of its state."""
@@ -167,9 +170,10 @@ class SlotMirror:
         )
         return np.array([lengths, tokens], dtype=np.int32)
 
-    def lengthen(self, slots: NDArray[np.int64]) -> None:
-        """A DECODE step of these slots: one token each."""
-        self.kv_lens[slots] += 1
+    def lengthen(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A DECODE step of these slots: one token each. Returns their lengths then."""
+        self.kv_lens[slots] = kv_lens = self.kv_lens[slots] + 1
+        return kv_lens
 
     def _extend(self, row: ExtendRow, step: int) -> int:
         """Lengthen the slot by an EXTEND step's row; returns its length then."""
@@ -178,13 +182,12 @@ class SlotMirror:
         self.kv_lens[row.slot] = kv_len = row.start + len(row.token_ids)
         return kv_len
 
-    def pages_of(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Pages that the slots' tokens take, [rows]; `InvariantError` if a table has fewer."""
-        kv_lens = self.kv_lens[slots]
-        if bool((kv_lens > self._tokens_max).any()):
-            raise InvariantError(f"a request of {int(kv_lens.max())} tokens exceeds its page table")
+    def pages_of(self, slots: NDArray[np.int64], kv_lens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Pages that the slots' tokens take, so many of each, [rows]; `InvariantError` if a table has fewer."""
         needed = (kv_lens + (self.page_size - 1)) // self.page_size
-        if bool((needed > self._page_counts[slots]).any()):
+        if np.count_nonzero(needed > self._page_counts[slots]):
+            if (longest := int(kv_lens.max())) > self._tokens_max:
+                raise InvariantError(f"a request of {longest} tokens exceeds its page table")
             raise InvariantError("a request has fewer pages than tokens")
         return needed
 

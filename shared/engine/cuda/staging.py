@@ -37,6 +37,7 @@ class Staging:
         self._fixed = fixed
         self._ring = [stream.buffer(len(device)) for _ in range(buffers)]
         self._views: list[NDArray[np.int32]] = [buffer.numpy() for buffer in self._ring]
+        self._fixed_parts = [(device[:fixed], buffer[:fixed]) for buffer in self._ring]
         self._read: list[Mark | None] = [None] * buffers
         self._current = 0
         self._used = fixed
@@ -52,7 +53,7 @@ class Staging:
         """From now on other ranks are told what is uploaded, and what is done with it."""
         self._orders = orders
 
-    def note(self, kind: Operation, *numbers: int | Tensor | NDArray[np.int32]) -> None:
+    def note(self, kind: Operation, *numbers: int | Tensor | NDArray[np.signedinteger]) -> None:
         """Other ranks do this with the buffer; a tensor of the device stands for the place where it begins."""
         if self._orders is not None:
             places = (place_of(each) if isinstance(each, Tensor) else each for each in numbers)
@@ -92,19 +93,21 @@ class Staging:
         shape = words.shape
         return self._ring[self._current][start:end].view(shape), self.device[start:end].view(shape)
 
-    def fix(self, place: int, words: NDArray[np.int32]) -> Tensor:
-        """Set words of the fixed part. Returns them on the host."""
-        end = place + len(words)
+    def fixed(self, place: int, count: int) -> NDArray[np.int32]:
+        """Words of the fixed part, to be read and written."""
+        end = place + count
         assert end <= self._fixed
-        self._views[self._current][place:end] = words
-        return self._ring[self._current][place:end]
+        return self._views[self._current][place:end]
 
     def upload(self) -> None:
         """Copy to the device what the buffer holds. Other ranks are told."""
         if self._noted and self._orders is not None:
             self._orders.step(np.concatenate(self._noted), self._views[self._current][: self._used])
             self._noted = []
-        self._stream.upload(self.device[: self._used], self._ring[self._current][: self._used])
+        if self._used == self._fixed:
+            self._stream.upload(*self._fixed_parts[self._current])
+        else:
+            self._stream.upload(self.device[: self._used], self._ring[self._current][: self._used])
 
     def end(self, read: Mark) -> None:
         """The mark behind all that reads this buffer on the host."""

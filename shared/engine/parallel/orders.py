@@ -68,7 +68,7 @@ class Order:
     words: Words
 
 
-def operation(kind: Operation, *numbers: int | Words) -> Words:
+def operation(kind: Operation, *numbers: int | NDArray[np.signedinteger]) -> Words:
     """An operation in words: its kind, how many numbers follow, and these."""
     parts = [np.atleast_1d(np.asarray(each, dtype=np.int32)) for each in numbers]
     count = sum(len(part) for part in parts)

@@ -392,8 +392,8 @@ PLACES: dict[str, dict[str, str]] = {
         "a batch is staged for its graph": "stage",
         "the plan of a batch is forgotten": "forget_plan",
         "the plan of a batch": "_planned",
+        "the slot of rows of padding": "_padding_slot",
     },
-    "shared.engine.cuda.graphs.np": {"rows of padding get a slot": "full"},
     "shared.engine.cuda.kernels.step_kernels.ReferenceKernels": {
         "a kernel prepares a decode step": "prepare_decode"
     },

@@ -54,6 +54,11 @@ def _plan_before(stage: Any, graphs: Any, slots: Any, kv_lens: Any, page_counts:
     return stage(graphs, slots, kv_lens, page_counts)
 
 
+def _padding_of_the_first(stage: Any, graphs: Any, *batch: Any) -> Any:
+    put(graphs, "the slot of rows of padding", 0)
+    return stage(graphs, *batch)
+
+
 def _captured_pages(prepare: Any, kernels: Any, slots: Any, indptr: Any, *rest: Any) -> None:
     prepare(kernels, slots, torch.tensor(indptr.tolist(), dtype=torch.int32), *rest)
 
@@ -157,7 +162,7 @@ MISTAKES: Mistakes = {
     "a result is read before its step is over": {"the host waits for a step": nothing},
     "rows of padding write to a page of the pool": {"words of slots are made": _padding_on_page_7},
     "rows of padding are those of the first request": {
-        "rows of padding get a slot": lambda full, shape, _slot, dtype: full(shape, 0, dtype=dtype)
+        "a batch is staged for its graph": _padding_of_the_first
     },
     "the future map is read a step late": _future_map_late,
     # rows stay, but a request has gone on to its next page
