@@ -104,7 +104,9 @@ class CudaDevice:
         self._slots = slots
         self._launched = 0
         self._completed = 0
-        self._in_last = np.zeros(slots, dtype=bool)  # slots of the newest forward
+        self._in_last, self._last_slots = np.zeros(slots, dtype=bool), _NO_SLOTS  # of the newest forward
+        self._decoding: tuple[int, ...] = ()  # slots of the newest DECODE
+        self._decode_slots = _NO_SLOTS
         self._steps: dict[int, _Step | BaseException] = {}  # not waited for, in order
         self._copies: deque[tuple[int, Mark]] = deque()
         self._broken: BaseException | None = None
@@ -210,11 +212,7 @@ class CudaDevice:
             self._forward.run(work)
         if forward.extend is not None:
             self._extends.download(forward.extend)
-        waited_since = None
-        if len(forward.slots):
-            waited_since = self._last_forward if self._in_last[forward.slots].any() else None
-            self._in_last[:] = False
-            self._in_last[forward.slots] = True
+        waited_since = self._last_forward if self._goes_on(forward.slots) else None
         step = _Step(batch.step, batch.mode, began, waited_since, forward.rows, forward.extend)
         if forward.rows is not None and not forward.rows.is_known:
             self._open = step
@@ -252,6 +250,22 @@ class CudaDevice:
             self._mirror.set_back(slot, last_token)
         return choice
 
+    def _goes_on(self, slots: NDArray[np.int64]) -> bool:
+        """Whether one of a forward's slots was in the one before. A step without slots is no forward."""
+        if slots is self._last_slots or not len(slots):
+            return len(slots) > 0
+        goes_on = bool(self._in_last[slots].any())
+        self._in_last[self._last_slots] = False
+        self._in_last[slots] = True
+        self._last_slots = slots
+        return goes_on
+
+    def _slots_of(self, listed: Sequence[int]) -> NDArray[np.int64]:
+        """Slots as an array, which is kept as long as the same ones decode."""
+        if (found := tuple(listed)) != self._decoding:
+            self._decoding, self._decode_slots = found, np.array(found, dtype=np.int64)
+        return self._decode_slots
+
     def _stage_prebuilt(self, _batch: ScheduleBatch, changes: Words) -> _Forward:
         return _Forward(
             _NO_SLOTS, self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
@@ -259,7 +273,7 @@ class CudaDevice:
 
     def _stage_decode(self, batch: ScheduleBatch, changes: Words) -> _Forward:
         write = self._words.stage(changes, self._staging, self._forward, self._parts.kernels)
-        slots = np.array(batch.decode_slots, dtype=np.int64)
+        slots = self._slots_of(batch.decode_slots)
         kv_lens = self._mirror.lengthen(slots)
         work = self._graphs.stage(slots, kv_lens, self._mirror.pages_of(slots, kv_lens))
         of_slots = self._staging.device[: len(slots)]

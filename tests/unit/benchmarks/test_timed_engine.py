@@ -75,6 +75,11 @@ def test_a_row_that_nothing_happens_to_costs_no_call() -> None:
     assert few.decode() == many.decode()
 
 
+def test_a_step_of_the_rows_of_the_one_before_costs_few_calls() -> None:
+    """Calls are most of what it costs the host; some are those of the stream."""
+    assert TimedBench(64, 100).decode() <= 150
+
+
 def test_a_step_costs_the_same_at_any_length() -> None:
     short, long = TimedBench(64, 100), TimedBench(64, 4000)
     assert short.decode() == long.decode()
