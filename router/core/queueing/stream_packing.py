@@ -33,7 +33,7 @@ PAUSE_SECONDS = 0.5  # that a stream may stand still to make room
 WAITING_SECONDS = 0.1  # that a worker needs for the prompts it has: fewer do not wait
 LEAVING_STREAMS = 4  # streams that leave a worker at a time: each waits for the pages of those before it
 FULL = 0.5  # of the pool of a worker that streams go to
-SCARCE = 0.6  # of the rate at which the worker would compute prompts if nobody decoded
+SCARCE = 0.8  # of the rate at which the worker would compute prompts if nobody decoded
 PROMPTS_LOOKED_AT = 64  # of those that wait at the router: whether any waits for the time of workers
 
 

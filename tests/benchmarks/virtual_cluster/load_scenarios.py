@@ -415,7 +415,9 @@ def _both_roles(size: ScenarioSize) -> Mapping[str, ClusterShape]:
     )
     return {
         "1 + 1": replace(apart, router={"local_prefill": "never"}),
-        "0 + 2": replace(apart, prefill_workers=0, decode_workers=2),
+        "0 + 2": replace(
+            apart, prefill_workers=0, decode_workers=2, router={"local_prefill": "fallback"}
+        ),  # with `short` streams make room for prompts there, too
         "short": apart,
     }
 

@@ -130,7 +130,7 @@ def prove_no_room_kept(queue: list[LiveRequest], backfilled: dict[str, int], now
 
 
 ROUNDED = 1e-9  # seconds: a prompt is placed at the moment until which it waits
-SCARCE = 0.6  # of the rate without streams: a worker with less has little time for prompts
+SCARCE = 0.8  # of the rate without streams: a worker with less has little time for prompts
 
 
 def prove_moved_in_time(core: RouterCore, live: LiveRequest, moved: set[str]) -> None:

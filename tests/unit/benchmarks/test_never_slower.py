@@ -18,6 +18,7 @@ SECONDS = 20.0
         (Cell("chat_1024_256_0", 4, "2s_40ms", 0.9), 0.98, False),
         # prompts are long for 40 ms: most is computed apart
         (Cell("chat_5000_250_50", 4, "2s_40ms", 0.9), 0.95, True),
+        (Cell("chat_5000_250_0", 4, "2s_40ms", 0.9), 0.95, True),
         # long prompts that nobody shares: none may stand at prefill while decode has a turn for it soon
         (Cell("chat_5000_250_0", 4, "1s_100ms", 0.9), 0.85, False),
         (Cell("chat_5000_250_0", 4, "5s_20ms", 0.9), 0.98, True),

@@ -102,6 +102,15 @@ def test_it_stays_while_no_prompt_waits_or_all_have_time_for_prompts() -> None:
         assert world.sent(Migrate) == []
 
 
+def test_streams_make_room_where_they_take_more_than_a_fifth_of_the_time_for_prompts() -> None:
+    for rate, moves in ((79.0, True), (80.0, False)):
+        world = deployment()
+        world.loaded("d0", running=3, queued_tokens=40, extend_rate=rate, extend_rate_alone=100.0)
+        world.submit(request("r"))
+        begun(world, "r")
+        assert bool(world.sent(Migrate, "r")) == moves
+
+
 def test_workers_of_another_model_that_have_little_time_pack_no_streams() -> None:
     world = with_another_model(running=3, queued_tokens=40, **IN_HASTE)
     world.submit(request("r"))
