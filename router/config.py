@@ -320,8 +320,9 @@ class RouterConfig(ProcessConfig):
     )
     ready_seconds: Seconds = Field(
         default=2.0,
-        description="Seconds of requests in prefill or waiting for decode, at the rate at which decode takes them. "
-        "Under overload further ones wait before they are computed, so that no stream pauses after its first token.",
+        description="Seconds within which a stream is to go on after its first token. As many requests are in prefill "
+        "or wait for decode as decode takes in three quarters of it. Under overload further ones wait before they are "
+        "computed.",
     )
     balance_steps: Count = Field(
         default=64,
