@@ -127,9 +127,6 @@ class MaskedRows:
     shares: MaskShares = field(default_factory=MaskShares)
 
 
-_UNMASKED = MaskedRows()
-
-
 class VocabMasks:
     """The masks of all slots."""
 
@@ -177,9 +174,9 @@ class VocabMasks:
 
         Of the rows the first `may_sit_out` have no bits where there is no time for them.
         """
-        if not masks and not self._budget.has_debts:  # as nearly always
-            return _UNMASKED
         found = MaskedRows()
+        if not masks and not self._budget.has_debts:  # as nearly always
+            return found
         by_row = dict(masks)
 
         def compute(row: int, seconds: float) -> bool:
