@@ -45,7 +45,7 @@ command=$!
 watcher=$!
 wait "$command"
 status=$?
-kill "$watcher" 2>/dev/null
+kill -9 "$watcher" 2>/dev/null  # it may still have this shell's trap, which outlives a TERM
 if lost; then say "another pod has taken over this fetch, since nothing was heard of this one"; exit 1; fi
 touch "$lock"
 [ "$status" -eq 0 ] || say "the command of modelSource.fetch ended with status $status: see kubectl logs -c model"

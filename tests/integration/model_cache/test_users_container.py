@@ -108,6 +108,24 @@ def test_a_command_that_fails_says_where_to_look_and_may_be_run_again(tmp_path: 
     assert (pod.folder / "config.json").exists()
 
 
+def test_a_command_that_ends_at_once_leaves_no_process(tmp_path: Path) -> None:
+    """Else that process would touch the lock for ever, where no container ends it."""
+    pod = Pod(tmp_path, "one")
+    end(pod.container("claim"))
+    for _ in range(60):
+        end(pod.command("true"))
+    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(pod.script) in _text(path)]
+    assert running == []
+
+
+def _text(path: Path) -> str:
+    """Empty for a process that has ended meanwhile."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def test_a_sleep_that_takes_whole_seconds_alone_is_enough(tmp_path: Path) -> None:
     """As POSIX has it: otherwise the lock would be touched as fast as the machine can."""
     pod, tools, touches = Pod(tmp_path, "one"), tmp_path / "tools", tmp_path / "touches"
