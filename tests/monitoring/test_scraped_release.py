@@ -38,7 +38,7 @@ from tests.waiting import comes_true, until
 CALM_SECONDS = float(os.environ.get("SEGUE_CALM_SECONDS", "180" if os.environ.get("CI") else "30"))
 WINDOW_SECONDS = 10
 FIRE_SECONDS_MAX = 60
-pytestmark = pytest.mark.timeout(600 + CALM_SECONDS)
+pytestmark = [pytest.mark.timeout(600 + CALM_SECONDS), pytest.mark.long]
 NEVER_SLOW = tuple(f"monitoring.slo.{name}=600" for name in ("ttftSeconds", "itlSeconds", "loopLagSeconds"))
 KEYS = {"shop": new_key(), "batch": new_key()}
 LINES = f"{key_line('shop', KEYS['shop'])}\n{key_line('batch', KEYS['batch'])} rpm=1\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.proofs.churn import LEAVES, ChurnSize, prove
 from tests.simulation.mistakes.mutations import mutated
 
@@ -21,6 +23,7 @@ def test_workers_come_and_go_and_every_request_ends_soon_or_well() -> None:
     assert result.broken == []
 
 
+@pytest.mark.long
 def test_requests_that_their_worker_has_forgotten_hang() -> None:
     with mutated("requests of a lost worker are not tried again"):
         assert "hung" in prove(SMALL, seed=0).broken

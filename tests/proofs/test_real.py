@@ -39,6 +39,7 @@ def test_three_worker_processes_are_killed_and_no_request_fails_nor_does_a_token
 
 
 @needs_prefill("no prefill worker comes and goes")
+@pytest.mark.long
 def test_worker_processes_come_and_go_and_every_request_ends_well_or_says_why(fleet: LocalDeployment) -> None:
     size = RealChurnSize(leaves=6, requests=60, seconds=15.0, output=(40, 160))
     result = real_churn.prove(fleet, size, seed=0)

@@ -4,6 +4,7 @@ python -m tests.simulation --seeds 1000                      many seeds, then th
 python -m tests.simulation --seed 17 --log                   one seed, every event
 python -m tests.simulation --seed 17 --mutation NAME --log   … with a mistake in the code
 python -m tests.simulation --mutations                       how many seeds each mistake survives; writes CAUGHT_BY
+python -m tests.simulation --seldom                          which seeds show what few worlds show; writes SHOWN_BY
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ from functools import partial
 
 from tests.simulation import report
 from tests.simulation.mistakes.mutations import MUTATIONS
-from tests.simulation.run import CAUGHT_BY, run_seed, run_seeds, seeds_until_caught
+from tests.simulation.run import (
+    CAUGHT_BY,
+    SEEDS,
+    SEEDS_MAX,
+    SHOWN_BY,
+    run_seed,
+    run_seeds,
+    seeds_until_caught,
+)
 
 MUTATION_SEEDS_MAX = 1000
+SELDOM = 3  # of the first SEEDS worlds: what fewer show may be shown by none of them after the next change
 STORIES_MAX = 10  # failures printed in full; more of them are of the same few kinds
 
 
@@ -36,11 +46,14 @@ def main() -> int:
         "--mutation", default="", choices=["", *MUTATIONS], help="a mistake to make in the code"
     )
     parser.add_argument("--mutations", action="store_true", help="try every mutation")
+    parser.add_argument("--seldom", action="store_true", help="find a seed for what few worlds show")
     parser.add_argument("--log", action="store_true", help="show every event")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     if options.mutations:
         return _try_mutations(options.processes)
+    if options.seldom:
+        return _find_seldom(options.processes)
     if options.seed is not None:
         return _replay(options.seed, options.mutation, log=options.log)
     if options.mutation:
@@ -85,6 +98,25 @@ def _try_mutations(processes: int) -> int:
     _say(f"median: {statistics.median(caught_by.values()) + 1} seeds")
     CAUGHT_BY.write_text(json.dumps(caught_by, indent=2) + "\n")
     return len(caught_by) < len(MUTATIONS)
+
+
+def _find_seldom(processes: int) -> int:
+    worlds: Counter[str] = Counter()
+    shown_by: dict[str, int] = {}
+    for run in run_seeds(range(SEEDS_MAX), processes):
+        shown = {name for name in report.EXPECTED if run.counts[name]}
+        if run.seed < SEEDS:
+            worlds.update(shown)
+            continue
+        wanted = {name for name in report.EXPECTED if worlds[name] < SELDOM} - shown_by.keys()
+        shown_by |= dict.fromkeys(sorted(shown & wanted), run.seed)
+        if wanted <= shown:
+            break
+    never = {name for name in report.EXPECTED if not worlds[name]} - shown_by.keys()
+    _say(f"{len(shown_by)} rows in {len(set(shown_by.values()))} seeds")
+    _say(f"never happened: {', '.join(sorted(never)) or 'nothing of what should'}")
+    SHOWN_BY.write_text(json.dumps(shown_by, indent=2) + "\n")
+    return bool(never)
 
 
 def _say(line: str) -> None:

@@ -18,6 +18,11 @@ from tests.simulation.world.world import SimulationError, World
 
 # The seed that finds each mistake; `--mutations` writes it.
 CAUGHT_BY = Path(__file__).with_name("caught_by.json")
+# A seed in which each row of the report occurs that few worlds show; `--seldom` writes it.
+SHOWN_BY = Path(__file__).with_name("shown_by.json")
+SEEDS = 400  # that run in any case
+SEEDS_MAX = 3000  # that run until each row has occurred
+SEARCHED = 100  # seeds that are run before the report is looked at again
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,22 @@ def run_seeds(seeds: Iterable[int], processes: int) -> Iterator[Run]:
     """Live through many seeds; results come in the order of the seeds."""
     with multiprocessing.get_context("spawn").Pool(processes, _keep_what_is_imported) as pool:
         yield from pool.imap(run_seed, seeds, chunksize=10)
+
+
+def run_until_all_occurred(processes: int) -> Iterator[Run]:
+    """Live through SEEDS seeds and those of SHOWN_BY, and while a row of the report is missing through further ones."""
+    shown_by = set(json.loads(SHOWN_BY.read_text()).values())
+    counts: Counter[str] = Counter()
+    batches = [
+        [*range(SEEDS), *sorted(shown_by)],
+        *(range(first, first + SEARCHED) for first in range(SEEDS, SEEDS_MAX, SEARCHED)),
+    ]
+    for batch in batches:
+        for run in run_seeds(batch, processes):
+            counts += run.counts
+            yield run
+        if not report.missing(counts):
+            return
 
 
 def _keep_what_is_imported() -> None:

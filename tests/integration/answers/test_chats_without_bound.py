@@ -93,6 +93,7 @@ async def chats(client: openai.AsyncOpenAI, count: int) -> AsyncIterator[list[fl
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_beside_chats_without_max_tokens_a_second_token_comes_soon(defaults: LocalDeployment) -> None:
     (decode,) = defaults.processes("decode")
     in_decode: list[float] = []  # requests, while the long one generates

@@ -106,6 +106,7 @@ def test_they_are_the_same_bits_among_eight(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_they_are_the_same_bits_from_other_chunks(prompts: list[list[int]], alone: list[list[Entry]]) -> None:
     chunked = {"prefill": EXACT | {"chunkedPrefillSize": 48}, "decode": EXACT}
     with deployment(config=chunked) as running:
@@ -114,6 +115,7 @@ def test_they_are_the_same_bits_from_other_chunks(prompts: list[list[int]], alon
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: list[list[int]]) -> None:
     longer = ASKED | {"max_tokens": 400, "prompt": prompts[0]}
     undisturbed = _entries(two_each.client.completions.create(**longer).choices[0])

@@ -138,6 +138,7 @@ def trouble(running: LocalDeployment, number: int, is_over: Callable[[], bool]) 
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.long
 def test_sixty_mixed_streams_come_whole_through_kills_migrations_and_retractions(
     tight: LocalDeployment,
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_a_scored_prompt_has_computed_is_cached_for_others(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_long_prompt_is_scored_in_little_memory(exact: LocalDeployment, prompts: list[list[int]]) -> None:
     prompt = (prompts[0] + prompts[1]) * 500
     for begin in (1, 2, 3):  # all KV pages have been used then
@@ -117,6 +118,7 @@ def test_a_long_prompt_is_scored_in_little_memory(exact: LocalDeployment, prompt
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_they_are_the_same_bits_over_a_kill(two_each: LocalDeployment, prompts: list[list[int]]) -> None:
     prompt = ((prompts[0] + prompts[1]) * 300)[:3000]
     undisturbed = scored(two_each.client, prompt)

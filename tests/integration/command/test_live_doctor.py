@@ -111,6 +111,7 @@ def test_a_decode_worker_that_is_slowed_is_named(keyless: LocalDeployment) -> No
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_greedy_key_is_named(tmp_path: Path) -> None:
     keys = {name: new_key() for name in ("greedy", "modest")}
     file = tmp_path / "keys"
@@ -143,6 +144,7 @@ def test_long_prompts_at_one_prefill_worker_are_named(keyless: LocalDeployment) 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_throttled_link_is_named() -> None:
     """The decode worker's reader of pages is stopped for most of the time."""
     role = {"kvPages": 1200, "kvTransport": "tls"}

@@ -90,7 +90,7 @@ async def _alone(running: LocalDeployment, stream: WatchedStream) -> str:
     ("decode", "counted"),
     [
         ({"hostFraction": 8}, "segue_backups_total"),
-        ({"hostFraction": 0}, "segue_recomputed_total"),
+        pytest.param({"hostFraction": 0}, "segue_recomputed_total", marks=pytest.mark.long),
     ],
     ids=["copied to host memory", "computed again"],
 )

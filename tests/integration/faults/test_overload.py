@@ -24,6 +24,7 @@ def test_sixty_four_concurrent_streams_complete(one_each: LocalDeployment) -> No
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_two_thousand_requests_against_a_queue_of_a_hundred_all_get_an_answer() -> None:
     patient = {"maxQueuedRequests": 100, "waitingSecondsMax": 300}
     with deployment(config={**SMALL, "router": patient}) as running:

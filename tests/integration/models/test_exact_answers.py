@@ -36,6 +36,7 @@ def alone(one_each: LocalDeployment, prompts: list[list[int]]) -> list[StreamedA
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_greedy_answers_of_the_default_model_are_those_of_transformers(prompts: list[list[int]]) -> None:
     some = [prompt for prompt in prompts if len(prompt) <= 1000][::4]
     with deployment(as_shipped=True, config=SMALL) as running:
@@ -64,6 +65,7 @@ def test_sixteen_at_a_time_get_the_answers_each_got_alone(
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_retracted_requests_get_the_answers_they_got_undisturbed(
     one_each: LocalDeployment, prompts: list[list[int]], alone: list[StreamedAnswer]
 ) -> None:

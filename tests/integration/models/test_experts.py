@@ -17,7 +17,10 @@ from tests.unit.engine.quantized.mxfp4_models import store_in_mxfp4
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("family", "device"),
-    [("qwen3-moe, 3 of 9, normalized", "cpu"), ("gpt-oss, sinks, windows, biases", "cuda-on-cpu")],
+    [
+        ("qwen3-moe, 3 of 9, normalized", "cpu"),
+        pytest.param("gpt-oss, sinks, windows, biases", "cuda-on-cpu", marks=pytest.mark.long),
+    ],
 )
 def test_greedy_answers_are_those_of_transformers(family: str, device: str, tmp_path: Path) -> None:
     with sized(vocab_size=vocab_size()):

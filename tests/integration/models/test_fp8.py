@@ -29,6 +29,7 @@ def llama() -> PreTrainedModel:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "device"), [("channel", "cpu"), ("block", "cuda-on-cpu")])
+@pytest.mark.long
 def test_greedy_answers_are_those_of_the_dequantized_weights(name: str, device: str, tmp_path: Path) -> None:
     model, served = saved_as_clients_call_it(llama, tmp_path)
     store_in_fp8(name, model, served)

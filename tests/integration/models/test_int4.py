@@ -16,7 +16,9 @@ def llama() -> PreTrainedModel:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "device"), [("awq", "cpu"), ("gptq, asym", "cuda-on-cpu")])
+@pytest.mark.parametrize(
+    ("name", "device"), [("awq", "cpu"), pytest.param("gptq, asym", "cuda-on-cpu", marks=pytest.mark.long)]
+)
 def test_greedy_answers_are_those_of_the_dequantized_weights(name: str, device: str, tmp_path: Path) -> None:
     """On `cuda-on-cpu` dequantized as the kernel of a GPU does it."""
     model, served = saved_as_clients_call_it(llama, tmp_path)

@@ -54,6 +54,7 @@ def assert_same_bits(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Non
 
 
 @pytest.mark.parametrize("chunk", [16, 64, 1_500])
+@pytest.mark.long
 def test_chunks_on_scattered_pages_change_no_bit(
     driver: Driver, prompt: list[int], alone: list[Tensor], chunk: int
 ) -> None:
@@ -63,6 +64,7 @@ def test_chunks_on_scattered_pages_change_no_bit(
     assert_same_bits(driver.logits[1], alone)
 
 
+@pytest.mark.long
 def test_a_cached_prefix_and_a_crowd_of_64_change_no_bit(
     driver: Driver, prompt: list[int], alone: list[Tensor]
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_cached_prefix_and_a_crowd_of_64_change_no_bit(
     assert_same_bits(driver.logits[0], alone)
 
 
+@pytest.mark.long
 def test_one_thread_changes_no_bit(
     folder: Path, driver: Driver, prompt: list[int], alone: list[Tensor]
 ) -> None:

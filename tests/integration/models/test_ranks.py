@@ -123,6 +123,7 @@ def test_streams_go_on_elsewhere_while_a_follower_is_frozen(
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("frozen", [False, True], ids=["", "beside a frozen rank"])
+@pytest.mark.long
 def test_a_second_sigterm_ends_a_worker_of_ranks_at_once(
     frozen: bool, two_of_two: LocalDeployment, model: Path, undisturbed: list[StreamedAnswer]
 ) -> None:

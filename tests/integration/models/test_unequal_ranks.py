@@ -78,7 +78,13 @@ def fetched_pages_alone(running: LocalDeployment) -> bool:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("prefill", "decode", "transport"), [(2, 4, "tls"), (4, 2, "nixl"), (1, 2, "tls"), (2, 1, "nixl")]
+    ("prefill", "decode", "transport"),
+    [
+        pytest.param(2, 4, "tls", marks=pytest.mark.long),
+        pytest.param(4, 2, "nixl", marks=pytest.mark.long),
+        pytest.param(1, 2, "tls", marks=pytest.mark.long),
+        (2, 1, "nixl"),
+    ],
 )
 def test_greedy_answers_are_those_of_transformers(
     prefill: int, decode: int, transport: str, model: Path
@@ -280,6 +286,7 @@ class DecodeWorkers:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_worker_of_four_ranks_drains_to_one_of_two(model: Path, tmp_path: Path) -> None:
     """Its streams' pages are read in slices by the other one, and no prompt is computed again."""
     prompts = prompts_of(model)[:STREAMS]

@@ -34,7 +34,7 @@ KEYS = {name: new_key() for name in ("greedy", "modest", "third", "limited")}
 SUSPECTS = (1, 2, 4, 5, 6, 9, 10)  # quiet while little happens
 SLOTS = 6  # of each decode worker: five streams on one do not fill it
 LONG = 3000  # tokens: a stream that outlasts its incident
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,7 @@ def assert_importable(packages: set[str], modules: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_figures_are_in_the_report_while_a_part_runs_and_parts_can_be_had_one_by_one(tmp_path: Path) -> None:
     report = tmp_path / "report"
     command = [sys.executable, "-m", "tests.gpu", "--rehearse", "--report", str(report)]

@@ -15,7 +15,7 @@ SECONDS = 20.0
         # targets that a worker meets which does both
         (Cell("chat_1024_256_0", 2, "1s_100ms", 0.9), 0.98, False),
         (Cell("chat_512_512_0", 2, "2s_40ms", 0.9), 0.98, False),
-        (Cell("chat_1024_256_0", 4, "2s_40ms", 0.9), 0.98, False),
+        pytest.param(Cell("chat_1024_256_0", 4, "2s_40ms", 0.9), 0.98, False, marks=pytest.mark.long),
         # prompts are long for 40 ms: most is computed apart
         (Cell("chat_5000_250_50", 4, "2s_40ms", 0.9), 0.95, True),
         (Cell("chat_5000_250_0", 4, "2s_40ms", 0.9), 0.95, True),
@@ -23,12 +23,12 @@ SECONDS = 20.0
         (Cell("chat_5000_250_0", 4, "1s_100ms", 0.9), 0.85, False),
         (Cell("chat_5000_250_0", 4, "5s_20ms", 0.9), 0.98, True),
         # 20 ms between tokens: streams are packed, or a tenth of it is met
-        (Cell("chat_512_512_0", 2, "5s_20ms", 0.9), 0.98, True),
-        (Cell("chat_512_512_90", 2, "5s_20ms", 0.9), 0.98, True),
+        pytest.param(Cell("chat_512_512_0", 2, "5s_20ms", 0.9), 0.98, True, marks=pytest.mark.long),
+        pytest.param(Cell("chat_512_512_90", 2, "5s_20ms", 0.9), 0.98, True, marks=pytest.mark.long),
         (Cell("chat_1024_256_0", 2, "5s_20ms", 0.9), 0.98, True),
         (Cell("chat_5000_250_50", 2, "5s_20ms", 0.9), 0.98, True),
-        (Cell("chat_512_512_0", 4, "5s_20ms", 0.9), 0.98, True),
-        (Cell("chat_1024_256_0", 4, "5s_20ms", 0.9), 0.98, True),
+        pytest.param(Cell("chat_512_512_0", 4, "5s_20ms", 0.9), 0.98, True, marks=pytest.mark.long),
+        pytest.param(Cell("chat_1024_256_0", 4, "5s_20ms", 0.9), 0.98, True, marks=pytest.mark.long),
         (Cell("chat_5000_250_50", 4, "5s_20ms", 0.9), 0.98, True),
     ],
     ids=lambda value: (

@@ -156,6 +156,7 @@ class Gate:
     at_least: tuple[tuple[str, float], ...] = ()
     at_most: tuple[tuple[str, float], ...] = ()
     occurred: tuple[tuple[str, ...], ...] = ()  # figures by run and key that must not be zero
+    long: bool = False  # a dozen seconds of a core and more
 
 
 GATES = (
@@ -299,6 +300,7 @@ GATES = (
     ),
     Gate(
         scenario="shared_prefixes",
+        long=True,
         size=ScenarioSize(length=0.5),
         at_least=(
             ("prefix_hit_share_of_1", 0.8),
@@ -318,6 +320,7 @@ GATES = (
     ),
     Gate(
         scenario="conversations",
+        long=True,
         size=ScenarioSize(length=0.5),
         at_most=(
             ("fetched_mb_a_request_of_1", 0.6),
@@ -340,6 +343,7 @@ GATES = (
     ),
     Gate(
         scenario="balance",
+        long=True,
         size=ScenarioSize(length=0.75),
         at_most=(
             (f"balanced: {OF_RETRACTED}", 0.05),
@@ -390,7 +394,10 @@ GATES = (
 )
 
 
-@pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.scenario)
+@pytest.mark.parametrize(
+    "gate",
+    [pytest.param(gate, id=gate.scenario, marks=[pytest.mark.long] if gate.long else []) for gate in GATES],
+)
 def test_small_runs_keep_to_their_gates(gate: Gate) -> None:
     result = run_scenario(SCENARIOS[gate.scenario], seed=0, size=gate.size)
     for key, bound in gate.at_least:

@@ -75,6 +75,7 @@ def test_a_mixed_step_waits_for_nothing_of_its_own(model: LateModel, guards: str
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != FAMILY])
+@pytest.mark.long
 def test_every_family_gets_them(family: str, tmp_path: Path) -> None:
     model = LateModel(tmp_path, family)
     for seed in range(SEEDS_PER_FAMILY):
