@@ -81,6 +81,7 @@ def test_a_mistake_that_only_crashes_counts_as_not_found(monkeypatch: pytest.Mon
     assert seeds_until_caught("a clumsy mistake", 3) is None
 
 
+@pytest.mark.long
 def test_a_seed_that_no_longer_finds_its_mistake_is_not_the_end_of_the_search(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def _entries(choice: Any) -> list[Entry]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_they_are_those_of_transformers(prompts: list[list[int]], alone: list[list[Entry]]) -> None:
     assert len(prompts) == 20
     reference: Any = AutoModelForCausalLM.from_pretrained(cut_model(), dtype=torch.float32)

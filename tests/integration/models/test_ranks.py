@@ -209,7 +209,9 @@ def worker(model: Path, keys: Path) -> Running:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["SIGTERM", "Ctrl-C"]
+)
 def test_a_worker_of_ranks_ends_as_any_worker(number: signal.Signals, model: Path, tmp_path: Path) -> None:
     """A terminal's Ctrl-C and a drain reach rank 0, and no process is left."""
     running = worker(model, tmp_path)

@@ -176,6 +176,7 @@ def test_the_death_of_a_holder_is_an_error_of_its_reads_and_no_crash(
     assert bench.landed() == PAGES
 
 
+@pytest.mark.long
 def test_the_death_of_a_reader_leaves_the_holder_serving(over_tcp: UcxBench) -> None:
     bench = over_tcp
     for _ in range(3):

@@ -355,6 +355,7 @@ GATES = (
     ),
     Gate(
         scenario="slow_pods",
+        long=True,
         size=ScenarioSize(length=0.5),
         at_least=(("slow: computed_most_by_least", 2.5), ("slow: rows_most_by_least", 2.5)),
         at_most=(
@@ -374,6 +375,7 @@ GATES = (
     ),
     Gate(
         scenario="drain_at_saturation",
+        long=True,
         size=ScenarioSize(length=0.5),
         at_least=(("migrated_share", 0.95),),
         occurred=(("drain", "migrations", "migrated drain"), ("drain", "events", "running_at_sigterm")),

@@ -114,6 +114,7 @@ def costs(folder: Path) -> tuple[HostCost, HostCost]:
     return own_cost(), follower
 
 
+@pytest.mark.long
 def test_steps_keep_nothing_and_followers_have_less_to_do_on_the_host(driver: Driver, tmp_path: Path) -> None:
     for number in range(SETTLED):
         serve_a_round(driver, 2 * number)
