@@ -17,6 +17,7 @@ from shared.engine.attention.protocol import PagedBatch, PlanGuard
 from shared.engine.checkpoint.families import Activation
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig, parse_model_config
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import ROWS_MAX, Gemv
 from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
@@ -177,7 +178,7 @@ def logits_on(gpu: torch.device, folder: Path, steps: tuple[int, ...], dtype: to
         return attention.plan_extend
 
     with stream.on_host():
-        ops = FlashInferOps(library)
+        ops = FlashInferOps(library, routing=GpuRouting.compiled(gpu))
         found = logits_of(folder, TOKENS, steps, ops, dtype=dtype, device=str(gpu), plan_with=plan_with)
     stream.synchronize()
     return found

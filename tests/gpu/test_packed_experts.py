@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.checkpoint.experts_config import ClampedGate
+from shared.engine.checkpoint.experts_config import ClampedGate, Routing
 from shared.engine.checkpoint.families import Activation
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.packed_experts import MANY_WIDTHS, WIDTHS, PackedKernels
 from shared.engine.cuda.platform import Platform
 from shared.engine.model.experts import MANY_ROWS, has_grouped
@@ -25,9 +26,16 @@ from tests.unit.engine.experts.packed_banks import (
     on,
     weights_of,
 )
+from tests.unit.engine.experts.plain_routing import ROUTINGS, assert_as_read_plainly, logits_of
 
 EXPERTS, CHOSEN, HIDDEN, INNER = 8, 3, 416, 96  # hidden is no multiple of 128, as in gpt-oss
 ROWS = (1, 17, 40, 200)  # by each width of a tile, and so many that they are unpacked for
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["random", "tied"])
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+def test_experts_are_routed_as_a_plain_reading_does(gpu: torch.device, routing: Routing, tied: bool) -> None:
+    assert_as_read_plainly(GpuRouting.compiled(gpu), routing, logits_of(41, routing.experts, tied=tied), gpu)
 
 
 TILES = [(width, False) for width in WIDTHS] + [(width, True) for width in MANY_WIDTHS]

@@ -21,9 +21,11 @@ from shared.engine.attention.flashinfer_workspace import Processors, workspace_b
 from shared.engine.attention.protocol import PlanGuard, StreamAttention
 from shared.engine.attention.reference import ReferenceAttention
 from shared.engine.checkpoint.dtypes import Dtypes
+from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.cuda.host_stream import HostStream
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import Gemv
 from shared.engine.cuda.kernels.head_kernels import CudaHeadWriter
@@ -32,8 +34,9 @@ from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels,
 from shared.engine.cuda.kernels.step_kernels import CudaKernels, ReferenceKernels, StepKernels
 from shared.engine.cuda.memory import GRAPH_TOKENS, DeviceMemory
 from shared.engine.model.experts import GroupedExperts, check_experts, has_grouped
-from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, Ops
+from shared.engine.model.ops import Bank, ExpertChoice, ExpertProducts, Gated, Head, Linear, Ops
 from shared.engine.model.rank_ops import RankOps
+from shared.engine.model.routing import Router
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.parallel.collectives import ALONE, Collectives
 from shared.engine.parallel.shares import Share
@@ -166,6 +169,7 @@ def cuda_platform(deterministic: bool, collectives: Collectives = ALONE) -> Plat
         None if deterministic else Gemv.compiled(device),
         narrow,
         experts=GpuExperts(partial(PackedKernels.compiled, device), capability),
+        routing=GpuRouting.compiled(device),
     )
     ranks, name = collectives.share.ranks, torch.cuda.get_device_name(device)
     versions = f"torch-{torch.__version__},cuda-{torch.version.cuda},flashinfer-{flashinfer.__version__}"
@@ -255,15 +259,17 @@ class FlashInferOps:
         gemv: Gemv | None = None,
         narrow: NarrowProducts = NONE,
         experts: Callable[[Bank, Gated], ExpertProducts] = GroupedExperts,
+        routing: Callable[[Routing, Tensor | None, torch.device], ExpertChoice] = Router,
     ) -> None:
         """`flashinfer` is the package, see `flashinfer_package`; `gemv` computes products of few rows.
 
-        `experts`: see `Ops`; within `check_experts`.
+        `experts`: see `Ops`; within `check_experts`. `routing`: see `Ops`.
         """
         self._flashinfer = flashinfer
         self._gemv = gemv
         self.narrow_linear = narrow.linear  # see `Ops`
         self.experts = experts
+        self.routing = routing
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See `Ops`."""

@@ -14,8 +14,7 @@ from torch.nn.functional import grouped_mm
 from shared.engine.checkpoint.dtypes import dtype_name
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.model.gated_mlp import GatedMLP
-from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear, PackedBank
-from shared.engine.model.routing import Router
+from shared.engine.model.ops import Bank, ExpertChoice, ExpertProducts, Gated, Head, Linear, PackedBank
 from shared.engine.quantized.packed_matrices import PackedMatrices, unpack
 from shared.primitives.errors import ConfigError
 
@@ -27,7 +26,7 @@ class Experts:
     experts: int
     gate: Head  # its logits are float32, so that rounding makes no two experts equal
     bias: Tensor | None  # of the logits, float32 [experts]
-    router: Router
+    router: ExpertChoice
     products: ExpertProducts
     shared: GatedMLP | None
     held: range | None = None  # experts of this rank; None: all

@@ -29,7 +29,6 @@ from shared.engine.model.grouped_attention import GroupedAttention
 from shared.engine.model.names import DecoderWeights
 from shared.engine.model.ops import Linear, Ops
 from shared.engine.model.rope import cos_sin_table
-from shared.engine.model.routing import Router
 from shared.engine.model.vocabulary import Embed, EmbeddingOfRank, HeadOfRanks, WholeEmbedding
 from shared.engine.model.weights import OnProgress
 from shared.engine.parallel.shares import ModelShare
@@ -160,7 +159,7 @@ class LayerLoader:
             routing.experts,
             self.ops.head(self.weights.dequantized(router, routing.experts, hidden, self.dtype)),
             by_expert("bias") if routing.biased else None,
-            Router(routing, correction, bank.device),
+            self.ops.routing(routing, correction, bank.device),
             self.ops.experts(bank, clamped(experts.clamped) if experts.clamped else activation),
             self._mlp(f"{prefix}.shared_experts", experts.shared_inner) if experts.shared_inner else None,
             held,

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import NarrowWeight
 from shared.engine.quantized.packed_matrices import PackedMatrices
@@ -100,6 +101,13 @@ class ExpertProducts(Protocol):
         """
 
 
+class ExpertChoice(Protocol):
+    """Which experts a token takes, and how much of each."""
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits float32 [tokens, experts] → experts int64 and weights float32, [tokens, chosen]."""
+
+
 class Ops(Protocol):
     """What a decoder's layers are made of. x [tokens, …] in the model's dtype."""
 
@@ -115,6 +123,9 @@ class Ops(Protocol):
 
     def head(self, weight: Tensor) -> Head:
         """weight [vocab, hidden], kept as it is best read."""
+
+    def routing(self, routing: Routing, correction: Tensor | None, device: torch.device) -> ExpertChoice:
+        """The choice of a layer's experts; correction float32 [experts], added to scores before it."""
 
     def experts(self, bank: Bank, gated: Gated) -> ExpertProducts:
         """The products of a bank, kept as it is best read."""

@@ -15,7 +15,7 @@ class RankOps:
         """`ops`: what this rank computes its share with."""
         self.share = collectives.share
         self.linear, self.narrow_linear, self.head = ops.linear, ops.narrow_linear, ops.head
-        self.experts = ops.experts
+        self.routing, self.experts = ops.routing, ops.experts
         self.rms_norm, self.add_rms_norm = ops.rms_norm, ops.add_rms_norm
         self.silu_and_mul, self.gelu_and_mul = ops.silu_and_mul, ops.gelu_and_mul
         self.sum, self.gather = collectives.sum, collectives.gather

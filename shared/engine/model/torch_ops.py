@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from shared.engine.attention.heads import rms_norm
+from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.model.experts import GroupedExperts, SeparateExperts, UnpackedProducts
-from shared.engine.model.ops import Bank, ExpertProducts, Gated, Head, Linear
+from shared.engine.model.ops import Bank, ExpertChoice, ExpertProducts, Gated, Head, Linear
+from shared.engine.model.routing import Router
 from shared.engine.parallel.shares import Share
 from shared.engine.quantized.linears import ON_HOST, NarrowWeight
 
@@ -72,6 +74,10 @@ class TorchOps:
         """
         self.linear = linear
         self._unpacked = UnpackedProducts()
+
+    def routing(self, routing: Routing, correction: Tensor | None, device: torch.device) -> ExpertChoice:
+        """See `Ops`."""
+        return Router(routing, correction, device)
 
     def experts(self, bank: Bank, gated: Gated) -> ExpertProducts:
         """See `Ops`."""

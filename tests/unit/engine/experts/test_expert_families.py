@@ -17,7 +17,7 @@ from torch import Tensor
 from shared.engine.attention.heads import HeadTransform
 from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.checkpoint.model_config import read_model_config
-from shared.engine.model import experts, loading
+from shared.engine.model import experts, loading, torch_ops
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.gated_mlp import clamped
 from shared.engine.model.loading import load_decoder
@@ -103,14 +103,18 @@ Mistake = Callable[[pytest.MonkeyPatch], None]
 
 def _routed_otherwise(change: Callable[[Routing], Routing]) -> Mistake:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loading, "Router", lambda routing, bias, device: Router(change(routing), bias, device))
+        patch.setattr(
+            torch_ops, "Router", lambda routing, bias, device: Router(change(routing), bias, device)
+        )
 
     return plant
 
 
 def _corrected_otherwise(change: Callable[[Tensor], Tensor | None]) -> Mistake:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(loading, "Router", lambda routing, bias, device: Router(routing, change(bias), device))
+        patch.setattr(
+            torch_ops, "Router", lambda routing, bias, device: Router(routing, change(bias), device)
+        )
 
     return plant
 
@@ -163,7 +167,7 @@ def _weights_with_bias(patch: pytest.MonkeyPatch) -> None:
 
         return routed
 
-    patch.setattr(loading, "Router", biased)
+    patch.setattr(torch_ops, "Router", biased)
 
 
 NORMALIZED, GROUPED = "glm4-moe, shared, a dense layer", "glm4-moe, groups, not normalized, biases"

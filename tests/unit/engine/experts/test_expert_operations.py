@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared.engine.checkpoint.experts_config import ExpertsConfig
 from shared.engine.checkpoint.model_config import parse_model_config
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.experts import GroupedExperts
@@ -60,6 +61,21 @@ def test_routing_takes_few_launches_and_waits_for_none(name: str, most: int) -> 
         chosen, weights = router(logits)
     assert chosen.shape == weights.shape == (TOKENS, routing.chosen)
     assert len(launches.names) <= most, launches.names
+
+
+@pytest.mark.parametrize("name", ["Qwen3-30B-A3B", "Mixtral-8x7B-v0.1", "GLM-4.5-Air", "gpt-oss-120b"])
+def test_routing_is_one_launch_on_a_gpu(name: str) -> None:
+    kernels: list[str] = []
+    routing = experts_of(name)[0].routing
+    logits = torch.empty(TOKENS, routing.experts, device="meta")
+    correction = torch.empty(routing.experts, device="meta") if routing.corrected else None
+    made = GpuRouting(lambda: lambda name, _blocks, _threads, _arguments: kernels.append(name))
+    router = made(routing, correction, logits.device)
+    with no_sync(), Launches() as launches:
+        chosen, weights = router(logits)
+    assert chosen.shape == weights.shape == (TOKENS, routing.chosen)
+    assert kernels == ["route_experts_4"] or routing.experts <= 32
+    assert (len(kernels), launches.names) == (1, [])
 
 
 @pytest.mark.parametrize(("name", "most"), [("Qwen3-30B-A3B", 17), ("gpt-oss-20b", 21)])

@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from shared.engine.cuda.kernels.expert_routing import SOURCE as ROUTING_SOURCE
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.packed_experts import GpuExperts, PackedKernels
 from shared.engine.model import experts
 from shared.engine.model.ops import Bank, ExpertProducts, Gated, PackedBank
 from shared.engine.model.torch_ops import TorchOps
+from tests.unit.engine.cuda.kernels.host_kernels import HostLaunch, compile_for_host
 from tests.unit.engine.driver import tokens_of
 from tests.unit.engine.experts.expert_models import EXPERT_FAMILIES, sized
 from tests.unit.engine.experts.packed_banks import host_kernels
@@ -56,12 +59,22 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> PackedKernels:
     return host_kernels(tmp_path_factory.mktemp("packed"))
 
 
-class KernelOps(TorchOps):
-    """All but experts in plain torch."""
+@pytest.fixture(scope="module")
+def routing(tmp_path_factory: pytest.TempPathFactory) -> GpuRouting:
+    launch = HostLaunch(compile_for_host(ROUTING_SOURCE, tmp_path_factory.mktemp("routing")))
+    return GpuRouting(lambda: launch)
 
-    def __init__(self, products: Callable[[Bank, Gated], ExpertProducts]) -> None:
+
+class KernelOps(TorchOps):
+    """All but experts, and perhaps their choice, in plain torch."""
+
+    def __init__(
+        self, products: Callable[[Bank, Gated], ExpertProducts], routing: GpuRouting | None = None
+    ) -> None:
         super().__init__()
         self.experts = products  # type: ignore[method-assign, assignment]
+        if routing is not None:
+            self.routing = routing  # type: ignore[method-assign]
 
 
 def _gaps(folder: Path, ops: TorchOps, model: Any) -> Tensor:
@@ -75,10 +88,10 @@ def _gaps(folder: Path, ops: TorchOps, model: Any) -> Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_few_rows_are_as_near_to_float32_as_what_is_unpacked(
-    name: str, kernels: PackedKernels, tmp_path: Path
+    name: str, kernels: PackedKernels, routing: GpuRouting, tmp_path: Path
 ) -> None:
     model = MODELS[name](tmp_path)
-    ours = _gaps(tmp_path, KernelOps(GpuExperts(lambda: kernels, (8, 0))), model)
+    ours = _gaps(tmp_path, KernelOps(GpuExperts(lambda: kernels, (8, 0)), routing), model)
     beside = _gaps(tmp_path, TorchOps(), model)
     assert float(ours.median()) <= 1.5 * float(beside.median())
 

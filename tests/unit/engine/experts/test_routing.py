@@ -11,46 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from shared.engine.checkpoint.experts_config import Routing, Scoring
+from shared.engine.checkpoint.experts_config import Routing
 from shared.engine.cpu.native_weights import native_routing
 from shared.engine.model.routing import Router, best
 from shared.engine.native.build import build, choose
 from shared.engine.native.kernels import Kernels
 from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import COMPILED_KERNELS, skip_unless_runnable
-
-ROUTINGS = {
-    "softmax": Routing(9, 3),
-    "softmax, not normalized": Routing(9, 3, normalized=False),
-    "softmax, all": Routing(4, 4),
-    "sigmoid": Routing(8, 2, scoring=Scoring.SIGMOID, scale=2.5, corrected=True),
-    "sigmoid, groups": Routing(
-        12, 3, scoring=Scoring.SIGMOID, corrected=True, groups=4, groups_chosen=2, normalized=False
-    ),
-}
-
-
-def _plainly(logits: Tensor, correction: Tensor, routing: Routing) -> dict[int, float]:
-    """Weights of the chosen experts of a token, in the order of their choice. Scores are float32, and so are ties."""
-    scores = logits.softmax(0) if routing.scoring is Scoring.SOFTMAX else 1.0 / (1.0 + torch.exp(-logits))
-    ranked = scores + correction
-    size = routing.experts // routing.groups
-    groups = [range(first, first + size) for first in range(0, routing.experts, size)]
-    if routing.groups > 1:
-        worth = [float(ranked[list(group)].topk(2).values.sum()) for group in groups]
-        kept = sorted(range(len(groups)), key=lambda group: (-worth[group], group))[: routing.groups_chosen]
-        groups = [groups[group] for group in kept]
-    able = [expert for group in groups for expert in group]
-    chosen = sorted(able, key=lambda expert: (-float(ranked[expert]), expert))[: routing.chosen]
-    total = math.fsum(scores[chosen].tolist()) if routing.normalized else 1.0
-    return {expert: float(scores[expert]) / total * routing.scale for expert in chosen}
-
-
-def _logits(rows: int, experts: int, *, tied: bool) -> Tensor:
-    generator = torch.Generator().manual_seed(rows)
-    if tied:  # few values: nearly every row has equal ones
-        return torch.randint(-2, 3, (rows, experts), generator=generator).float()
-    return torch.randn(rows, experts, generator=generator) * 3
+from tests.unit.engine.experts.plain_routing import ROUTINGS, assert_as_read_plainly, logits_of
 
 
 def _by_torch(routing: Routing, correction: Tensor | None, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,14 +49,11 @@ BY: dict[str, Callable[[Routing, Tensor | None, Tensor], tuple[Tensor, Tensor]]]
 @pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
 def test_experts_and_weights_are_those_of_a_plain_reading(routing: Routing, tied: bool, by: str) -> None:
     skip_unless_runnable(by)
-    logits = _logits(200, routing.experts, tied=tied)
-    correction = torch.arange(routing.experts).remainder(3) * 0.25 if routing.corrected else None
-    chosen, weights = BY[by](routing, correction, logits)
-    biases = torch.zeros(routing.experts) if correction is None else correction
-    for row, experts, given in zip(logits, chosen.tolist(), weights.tolist(), strict=True):
-        expected = _plainly(row, biases, routing)
-        assert experts == list(expected)
-        assert given == pytest.approx(list(expected.values()), rel=1e-5)
+    logits = logits_of(200, routing.experts, tied=tied)
+    choose_by = BY[by]
+    assert_as_read_plainly(
+        lambda routing, correction, _device: partial(choose_by, routing, correction), routing, logits
+    )
 
 
 def test_of_equal_scores_the_lower_place_comes_first() -> None:

@@ -15,7 +15,7 @@ _HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 _KERNEL = re.compile(r"__global__ (?:__launch_bounds__\([^)]*\) )?void (\w+)\(")
 # Threads of these wait for each other, and may be any number; a warp of those waits for itself.
 _BY_BLOCK = {"plan_experts", "highest_of_parts", "draw_of_parts", "filter_rows", "logprobs"}
-_BY_WARP = ("write_heads", "gemv", "multiply", "many", "round_")
+_BY_WARP = ("write_heads", "gemv", "multiply", "many", "round_", "route_")
 
 
 def skip_without_compiler() -> None:

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.cuda.kernels import gemv, head_kernels, int4_tiles, packed_experts, step_kernels
+from shared.engine.cuda.kernels import (
+    expert_routing,
+    gemv,
+    head_kernels,
+    int4_tiles,
+    packed_experts,
+    step_kernels,
+)
 from shared.engine.cuda.kernels.compiled_kernels import compile_for
 from shared.primitives.errors import StartError
 from tests.unit.engine.cuda.kernels.host_kernels import kernels_of, skip_without_compiler
@@ -23,7 +30,7 @@ compiled = cache(compile_for)  # both tests look at most of these: NVRTC takes a
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"])
 @pytest.mark.parametrize(
     "source",
-    [each.SOURCE for each in (step_kernels, head_kernels, gemv, int4_tiles, packed_experts)],
+    [each.SOURCE for each in (step_kernels, head_kernels, gemv, int4_tiles, packed_experts, expert_routing)],
     ids=lambda path: path.stem,
 )
 def test_nvrtc_compiles_the_kernels(source: Path, architecture: str) -> None:
