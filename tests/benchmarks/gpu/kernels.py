@@ -1,4 +1,4 @@
-"""Single kernels on a GPU: products of few rows beside the library's, filters, products of other formats, experts.
+"""Single kernels on a GPU: products of few rows beside the library's, filters, other formats, experts, routing.
 
     python -m tests.benchmarks.gpu.kernels                  a GPU; all parts
     python -m tests.benchmarks.gpu.kernels --parts products,filters
@@ -15,13 +15,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from shared.engine.checkpoint.experts_config import Routing, Scoring
+from shared.engine.cuda.kernels.expert_routing import GpuRouting
 from shared.engine.cuda.kernels.fp8_inputs import CudaRounding
 from shared.engine.cuda.kernels.gemv import Gemv
 from shared.engine.cuda.kernels.int4_tiles import CudaTiles
 from shared.engine.cuda.kernels.packed_experts import MANY_WIDTHS, WIDTHS, PackedKernels
 from shared.engine.cuda.kernels.step_kernels import CudaKernels
 from shared.engine.model.experts import ExpertRows, GroupedExperts, PackedExperts, UnpackedProducts
-from shared.engine.model.ops import ExpertProducts, PackedBank
+from shared.engine.model.ops import ExpertChoice, ExpertProducts, PackedBank
+from shared.engine.model.routing import Router
 from shared.engine.model.torch_ops import TorchOps
 from shared.engine.quantized.fp8 import Fp8Products, Fp8Weight
 from shared.engine.quantized.fp8_formats import BLOCK, Fp8Format, Scales
@@ -302,7 +305,40 @@ class Tiled:
         return self._kernels.plan(chosen, experts, many=self._many, widths=self._widths)
 
 
-PARTS = {"products": products, "filters": filters, "formats": formats, "int4": int4, "experts": experts}
+ROUTINGS = {
+    "Qwen3-30B-A3B": Routing(128, 8),
+    "GLM-4.5": Routing(160, 8, scoring=Scoring.SIGMOID, corrected=True, scale=2.5),
+    "DeepSeek-V3": Routing(
+        256, 8, scoring=Scoring.SIGMOID, corrected=True, scale=2.5, groups=8, groups_chosen=4
+    ),
+}
+
+
+def routing() -> None:
+    """The choice of experts: by the kernel, and by torch's operations."""
+    device = torch.device("cuda")
+    ours = GpuRouting.compiled(device)
+    for name, each in ROUTINGS.items():
+        correction = torch.rand(each.experts, device=device) if each.corrected else None
+        ways = ours(each, correction, device), Router(each, correction, device)
+        for tokens in (1, 64, 1024):
+            logits = torch.randn(tokens, each.experts, device=device)
+            kernel, by_torch = (microseconds(_again(way, logits), LAUNCHES_MAX) for way in ways)
+            say(f"routing of {name}, {tokens} tokens, us: {kernel:.1f}, by torch {by_torch:.1f}")
+
+
+def _again(way: ExpertChoice, logits: Tensor) -> Callable[[int], object]:
+    return lambda _: way(logits)
+
+
+PARTS = {
+    "products": products,
+    "filters": filters,
+    "formats": formats,
+    "int4": int4,
+    "experts": experts,
+    "routing": routing,
+}
 
 
 def main(asked: Iterable[str]) -> None:
