@@ -142,7 +142,7 @@ SGLANG_FIELDS = (
             "return_logprob": (_LOGPROBS, (False,)),
             "token_ids_logprob": (_LOGPROBS, ([],)),
             "return_hidden_states": ("they do not leave the workers", (False,)),
-            "return_routed_experts": ("the model is dense", (False,)),
+            "return_routed_experts": ("they do not leave the workers", (False,)),
         },
     ),
     *passed_over(
