@@ -453,14 +453,13 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     "is not needed: --reasoning-parser auto knows the models that think": ("--enable-reasoning"),
     "is not supported: put chat_template.jinja into a copy of the model's folder": ("--chat-template"),
     "is not supported: the paths are OpenAI's": ("--root-path"),
-    "is not supported: put a proxy that speaks TLS before the router": (
-        "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file"
-    ),
+    "is --tls-key FILE here": ("--ssl-keyfile --ssl-key-file"),
+    "is --tls-cert FILE here": ("--ssl-certfile --ssl-cert-file"),
     "is not needed: requests are not logged": ("--disable-log-requests"),
     "is not needed: /metrics is on the admin port": ("--enable-metrics --metrics"),
     "is a field of a request here": ("--seed"),
     "is --threads here": ("-t"),
-    "is not needed: prefill and decode are always processes of their own": (
+    "is not needed: --prefill N and --decode N say how many processes of each there are": (
         "--disaggregation-mode --disaggregation-transfer-backend --kv-transfer-config"
     ),
 }

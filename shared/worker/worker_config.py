@@ -81,7 +81,7 @@ class WorkerConfig(ProcessConfig):
     )
     model_impl: ModelImpl = Field(
         default="auto",
-        description="What computes the model. segue is the dense decoder, for the families in docs/operating.md. "
+        description="What computes the model. segue is Segue's decoder, for the families in docs/operating.md. "
         "transformers is the code of that package, only on cpu: slower, and tokens may depend on the batch. auto takes "
         "transformers only where no family fits.",
     )

@@ -56,6 +56,8 @@ def test_a_second_model_is_refused() -> None:
         (["m", "--trust-remote-code"], "code that comes with a model is never run"),
         (["m", "--quantization", "awq"], "weights are served as"),
         (["m", "-ngl", "99"], "on a GPU whole"),
+        (["m", "--ssl-certfile", "c.pem"], "--ssl-certfile is --tls-cert FILE here"),
+        (["m", "--disaggregation-mode", "prefill"], "--prefill N and --decode N say how many"),
     ],
 )
 def test_flags_of_other_servers_are_answered_by_name(words: list[str], answer: str) -> None:
