@@ -18,18 +18,18 @@ PAGE = CHART / "README.md"
 VALUES = CHART / "values.yaml"
 HEAD = """# Segue
 
-Serves a language model with prefill and decode in pods of their own, behind OpenAI's HTTP API. No operator, no CRD,
-nothing cluster-scoped.
+Segue serves a language model with prefill and decode in pods of their own, behind OpenAI's HTTP API. It needs no
+operator and no CRD, and makes nothing cluster-scoped.
 
 ```sh
 helm install segue oci://registry.example.com/ai/charts/segue --version X.Y.Z --wait   # where `make publish` has put it
 helm test segue --logs
 ```
 
-installs the small model of the demo on CPU and prints the commands that lead to the first token. A chart that was
-published names its images by digest, also when another `image.registry` has copies of them. Ready-made values are in
-`ci/` (`cpu-demo.yaml`, `gpu.yaml`, `production.yaml`): `helm pull --untar` brings them. What became of a value that has
-gone is in the repository's CHANGELOG.md, under *Upgrading*; Helm refuses it in a sentence. Licence: Apache-2.0.
+This installs the small model of the demo on CPU and prints the commands that lead to the first token. A published chart
+names its images by digest, also when another `image.registry` has copies of them. Ready-made values are in `ci/`, as
+`gpu.yaml` and `production.yaml`: `helm pull --untar` brings them. Helm refuses a value that has gone in a sentence;
+what became of it is in the repository's CHANGELOG.md, under *Upgrading*. Licence: Apache-2.0.
 
 ## Values
 
