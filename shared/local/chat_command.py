@@ -132,14 +132,18 @@ def run_once(model: str, words: Sequence[str]) -> None:
     """Carry out the command; `words` are the prompt, if any, and flags of `segue up`. Raises StartError."""
     prompt, rest = (words[0], words[1:]) if words and not words[0].startswith("-") else (None, words)
     key = secrets.token_urlsafe(16)  # nobody else on this machine is served meanwhile
-    up = [sys.executable, "-P", "-m", "shared.local.cli", "up", model, "-p", "0", *rest]
+    # The deployment has a group of its own, for Ctrl-C ends an answer alone. So a terminal that is closed sends it no
+    # signal, either: it ends since the kernel closes the held end of its lifeline with this process.
+    lifeline, held_end = os.pipe()
+    command = [sys.executable, "-P", "-m", "shared.local.held_command", str(lifeline)]
     with subprocess.Popen(
-        up,
+        [*command, "up", model, "-p", "0", *rest],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "SEGUE_API_KEY": key},
         process_group=0,
+        pass_fds=[lifeline],
     ) as child:
         assert child.stdout is not None
         try:
@@ -151,6 +155,8 @@ def run_once(model: str, words: Sequence[str]) -> None:
                 write_answer(conversation, prompt)
         finally:
             _end(child)
+            os.close(lifeline)
+            os.close(held_end)
 
 
 def _url(lines: IO[str]) -> str:

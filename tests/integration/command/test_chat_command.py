@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pty
 import select
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from shared.local.chat_command import ChatSession
 from shared.primitives.errors import StartError
 from tests.integration.deployments.deployment import LocalDeployment
+from tests.integration.deployments.running import ended_within
 from tests.waiting import comes_true
 
 COMMAND = [sys.executable, "-m", "shared.local.cli"]
@@ -187,6 +190,21 @@ def test_run_writes_the_answer_alone_to_stdout_and_ends_everything(tmp_path: Pat
     assert "router: ready" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert not processes_with(str(settings))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_run_ends_everything_however_it_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal that is closed sends SIGHUP to the command alone; its deployment would serve on, for nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # accepts, and never answers
+        silent = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
+        running = subprocess.Popen([*COMMAND, "run", "org/name", "Hello."], env={**os.environ, **silent})
+        hub.settimeout(200)
+        connection, _ = hub.accept()
+        with connection:
+            (up,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+            running.send_signal(number)
+            assert running.wait(30) == -number
+            assert ended_within([int(up)], 4), "it waits 8 s for the Hub"
 
 
 def test_run_of_a_model_that_is_nowhere_says_why() -> None:
