@@ -16,6 +16,7 @@ from shared.primitives.errors import ModelError
 _STAGE = re.compile(r" *\d+% ")  # as the conversion begins a line that says how far it is
 
 PrintLine = Callable[[str], None]
+END_SECONDS_MAX = 1.0  # for each of the ways
 
 
 def convert_in_a_child(source: str, target: Path, print_line: PrintLine) -> None:
@@ -32,10 +33,14 @@ def convert_in_a_child(source: str, target: Path, print_line: PrintLine) -> None
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     ) as child:
         assert child.stderr is not None
-        for line in child.stderr:
-            last = line.strip() or last
-            if _STAGE.match(line):
-                print_line(f"converting: {last}")
+        try:
+            for line in child.stderr:
+                last = line.strip() or last
+                if _STAGE.match(line):
+                    print_line(f"converting: {last}")
+        except BaseException:  # this process is to end, and it would go on alone
+            _end(child)
+            raise
     if child.returncode == -signal.SIGXCPU:
         raise ModelError(f"the conversion of {source} takes more time than a file of its size explains")
     if child.returncode == -signal.SIGKILL:
@@ -45,3 +50,13 @@ def convert_in_a_child(source: str, target: Path, print_line: PrintLine) -> None
         )
     if child.returncode != 0:
         raise ModelError(last or f"its conversion ended with status {child.returncode}")
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """Ctrl-C at a terminal has reached it, a signal to this process has not. By SIGINT it removes what it made."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        try:
+            child.wait(END_SECONDS_MAX)
+            return
+        except subprocess.TimeoutExpired:
+            child.send_signal(number)

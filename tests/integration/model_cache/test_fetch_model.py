@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub_server import COMMIT, HubServer, Repository
+from tests.integration.deployments.running import ended_within
 from tests.integration.model_cache.fetching import (
     MODEL,
     WEIGHTS_BYTES,
@@ -274,3 +275,25 @@ def test_a_gguf_file_is_converted_once_and_a_router_waits_for_that(tmp_path: Pat
     assert [
         path.name for path in tmp_path.iterdir() if "partial" in path.name or "converted" in path.name
     ] == []
+
+
+CONVERTING = """
+import signal, sys
+from pathlib import Path
+from shared.model_cache.gguf import convert_in_a_child
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command `segue` has it
+convert_in_a_child(sys.argv[1], Path(sys.argv[2]), print)
+"""
+
+
+def test_a_conversion_ends_with_the_process_that_a_signal_ends(tmp_path: Path) -> None:
+    """Else it would compute for minutes, with much memory, for nobody."""
+    gguf = tmp_path / "model.gguf"
+    os.mkfifo(gguf)
+    words = [sys.executable, "-c", CONVERTING, str(gguf), str(tmp_path / "model")]
+    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    with gguf.open("wb"):  # comes when the child reads it, which then waits for its end
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        assert ended_within([process.pid, int(child)], 20)
+    assert process.wait() != 0
