@@ -188,7 +188,10 @@ def _run_locked(folder: ModelFolder, arguments: argparse.Namespace) -> None:
             else:
                 from_hub(folder, arguments)
     except BaseException:
-        lock.release()
+        if arguments.step == "finish":
+            lock.hand()  # this container is started again, and goes on; if not, another pod does after the silence
+        else:
+            lock.release()
         raise
     lock.release()
 

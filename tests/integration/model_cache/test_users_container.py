@@ -169,6 +169,27 @@ def test_a_command_whose_lock_another_pod_has_taken_is_killed(tmp_path: Path) ->
     command.communicate()
 
 
+def test_a_conversion_that_is_tried_again_is_left_to_its_pod(tmp_path: Path) -> None:
+    """The first attempt failed, and a pod that comes during the second one must not run its command meanwhile."""
+    one, two = Pod(tmp_path, "one"), Pod(tmp_path, "two")
+    gguf = one.folder.with_name("llama.partial") / "model.gguf"
+    end(one.container("claim"))
+    end(one.command("sh", "-c", "echo none >model.gguf"))
+    finish = ["--script", str(one.script), "--gguf", gguf.name]
+    said = end(begin(one.folder, *finish, step="finish", SEGUE_UID="one"), 1)
+    assert "is not a GGUF file" in said
+    gguf.unlink()
+    os.mkfifo(gguf)
+    again = begin(one.folder, *finish, step="finish", SEGUE_UID="one")
+    with gguf.open("wb"):  # comes when it is read; until its end the conversion goes on
+        waiting = two.container("claim")
+        assert waiting.stdout is not None
+        assert "waiting for another pod" in waiting.stdout.readline()
+        waiting.send_signal(signal.SIGTERM)
+        end(waiting, 143)
+    assert "is not a GGUF file" in end(again, 1)
+
+
 def test_a_pod_that_is_deleted_ends_its_command(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "one")
     end(pod.container("claim"))
