@@ -41,13 +41,13 @@ fi
 : >"$lock.started" && cd {partial} || exit 1
 "$@" &
 command=$!
-(while ! lost; do touch "$lock"; sleep {touch:g}; done; kill -9 "$command") >/dev/null 2>&1 &
+(while ! lost; do touch -c "$lock"; sleep {touch:g}; done; kill -9 "$command") >/dev/null 2>&1 &
 watcher=$!
 wait "$command"
 status=$?
 kill -9 "$watcher" 2>/dev/null  # it may still have this shell's trap, which outlives a TERM
 if lost; then say "another pod has taken over this fetch, since nothing was heard of this one"; exit 1; fi
-touch "$lock"
+touch -c "$lock"
 [ "$status" -eq 0 ] || say "the command of modelSource.fetch ended with status $status: see kubectl logs -c model"
 exit "$status"
 """

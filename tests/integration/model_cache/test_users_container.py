@@ -169,6 +169,22 @@ def test_a_command_whose_lock_another_pod_has_taken_is_killed(tmp_path: Path) ->
     command.communicate()
 
 
+def test_a_touch_that_comes_late_makes_no_lock_anew(tmp_path: Path) -> None:
+    """Two pods have taken it over since the shell looked, so it would seem to hold that lock again, for ever."""
+    pod, tools = Pod(tmp_path, "one"), tmp_path / "tools"
+    end(pod.container("claim"))
+    (mine,) = tmp_path.rglob("*.lock.1")
+    tools.mkdir()
+    late = f'#!/bin/sh\nrm -f {mine}; : >{mine.with_suffix(".3")}; exec /usr/bin/touch "$@"\n'
+    (tools / "touch").write_text(late)
+    (tools / "touch").chmod(0o755)
+    command = ["sh", str(pod.script), "sleep", "1"]
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    ended = subprocess.run(command, check=False, timeout=60, env=path, capture_output=True, text=True)
+    assert (ended.returncode, mine.exists()) == (1, False)
+    assert "another pod has taken over this fetch" in ended.stderr
+
+
 def test_a_conversion_that_is_tried_again_is_left_to_its_pod(tmp_path: Path) -> None:
     """The first attempt failed, and a pod that comes during the second one must not run its command meanwhile."""
     one, two = Pod(tmp_path, "one"), Pod(tmp_path, "two")
