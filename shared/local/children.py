@@ -9,6 +9,7 @@ decisions out and shows the user what happens. Knows neither models nor settings
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -137,8 +138,10 @@ class ChildProcess:
         for line in self._process.stderr:
             self.last_line = line.strip().removeprefix(own) or self.last_line
             if not line.startswith(own):
-                sys.stderr.write(f"{self._child.name} | {line}")
-                sys.stderr.flush()
+                # Nobody may read it any more, but the child would wait for ever once the pipe is full.
+                with contextlib.suppress(OSError):
+                    sys.stderr.write(f"{self._child.name} | {line}")
+                    sys.stderr.flush()
 
     def _stop_asking(self) -> None:
         self._over.set()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.integration.deployments.running import Running, ended_within
-from tests.waiting import soon
+from tests.waiting import soon, until
 
 Start = Callable[..., Running]
 
@@ -89,6 +92,22 @@ def test_a_child_whose_loop_hangs_is_killed_and_started_again(start: Start) -> N
     after = list(deployment.children())
     assert before[0] in after, "the other one is left alone"
     assert f"pid {(set(after) - set(before)).pop()}" in again
+
+
+def test_a_child_whose_words_nobody_reads_does_not_wait_for_a_reader(tmp_path: Path) -> None:
+    """As where the terminal has gone, or `2> >(head)` has ended."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    said = tmp_path / "said"
+    words = [sys.executable, "-m", "tests.integration.deployments.small_deployment", "wordy"]
+    with said.open("w") as out:
+        deployment = subprocess.Popen(words, stdout=out, stderr=writing)
+    os.close(writing)
+    try:
+        until(lambda: "wordy-0: ready" in said.read_text(), 60, "the child becomes ready")
+    finally:
+        deployment.kill()
+        deployment.wait()
 
 
 def test_a_child_that_cannot_start_ends_the_deployment_with_its_sentence(start: Start) -> None:

@@ -4,7 +4,8 @@
     python -m tests.integration.deployments.small_deployment --child …     what the parent starts
 
 A child is `steady` (serves until a signal), `stubborn` (ignores signals), `busy` (loads, and answers no probe; SIGTERM
-would make it drain), `hanging` (is ready, and then its loop turns no more) or `broken` (cannot start).
+would make it drain), `hanging` (is ready, and then its loop turns no more), `wordy` (writes much before it is ready) or
+`broken` (cannot start).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MODULE = "tests.integration.deployments.small_deployment"
 def be_child(kind: str, port: int, lifeline: int) -> None:
     """Serve probes until SIGINT or SIGTERM."""
     hold_lifeline(lifeline)
+    if kind == "wordy":
+        sys.stderr.write("a line of a log\n" * (1 << 16))  # more than a pipe holds
     if kind == "broken":
         exit_with_error(f"{MODULE}: the flux capacitor is missing")
     stop = threading.Event()
