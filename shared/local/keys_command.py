@@ -46,16 +46,29 @@ def _append(file: Path, line: str) -> None:
     old = _content(file) if file.exists() else b""
     new = old + (b"\n" if old and not old.endswith(b"\n") else b"") + f"{line}\n".encode()
     _parsed(new, file)
-    mode = file.stat().st_mode & 0o777 if old else 0o600
     try:
+        before = file.stat() if old else None
         # In a folder that others may write to: mkstemp opens a name that nobody can guess, with O_EXCL and O_NOFOLLOW.
         descriptor, beside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        with os.fdopen(descriptor, "wb") as opened:
-            os.fchmod(descriptor, mode)
-            opened.write(new)
-        os.replace(beside, file)
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                if before is not None:
+                    _be_like(descriptor, before)
+                opened.write(new)
+            os.replace(beside, file)
+        except OSError:
+            os.unlink(beside)
+            raise
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _be_like(descriptor: int, before: os.stat_result) -> None:
+    """Give the new file the owner, group and mode of the old one: who reads that must be able to read this."""
+    fresh = os.fstat(descriptor)
+    if (fresh.st_uid, fresh.st_gid) != (before.st_uid, before.st_gid):
+        os.fchown(descriptor, before.st_uid, before.st_gid)
+    os.fchmod(descriptor, before.st_mode & 0o777)
 
 
 def _parsed(content: bytes, file: Path) -> dict[bytes, ApiKey]:

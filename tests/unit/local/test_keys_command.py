@@ -56,6 +56,33 @@ def test_the_line_is_appended_and_the_key_is_not_in_the_file(tmp_path: Path, key
     assert keys(["check", str(file)]).splitlines()[1:] == ["  batch", "  shop"]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="gives a file to another user")
+def test_the_file_stays_that_of_who_reads_it(tmp_path: Path, keys: Keys) -> None:
+    """A router that is another user would keep its old keys: root draws, the router reads."""
+    file = tmp_path / "keys"
+    keys(["new", "shop", "--file", str(file)])
+    os.chown(file, 10_001, 10_002)
+    file.chmod(0o440)
+    keys(["new", "batch", "--file", str(file)])
+    now = file.stat()
+    assert (now.st_uid, now.st_gid, now.st_mode & 0o777) == (10_001, 10_002, 0o440)
+
+
+def test_a_file_that_cannot_be_exchanged_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    shop = (tmp_path / "keys" / "shop").resolve()
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from shared.local.keys_command import new\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "new('shop', [], Path(sys.argv[1]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(shop)], capture_output=True, text=True, check=False
+    )
+    assert f"{shop} cannot be written: File too large" in ended.stderr
+    assert list(shop.parent.iterdir()) == []
+
+
 def test_a_link_that_somebody_laid_where_it_writes_first_is_not_followed(tmp_path: Path, keys: Keys) -> None:
     file, other = tmp_path / "keys", tmp_path / "of another"
     other.write_text("kept")
