@@ -39,6 +39,7 @@ CHILD_SECONDS_MAX = 60.0
 SKEW_SECONDS_MAX = 60.0  # of the clock
 PACKAGES = ("torch", "transformers", "fastapi", "nixl", "pyzmq")
 WORKERS = 2  # of a deployment as `segue up` makes it
+PORT_MAX = 65535
 ANOTHER_PORT = "segue up --port N takes another"
 
 
@@ -135,6 +136,8 @@ def gpu() -> Finding:
 
 def free_port(port: int) -> Finding:
     """Whether the API's port can be had."""
+    if not 0 <= port <= PORT_MAX:
+        return Finding("port", "fail", f"{port} is no port", f"name one up to {PORT_MAX}")
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -193,9 +196,14 @@ def transfer() -> Finding:
 def hub() -> Finding:
     """Whether the Hub can be reached; its answer also tells the time."""
     url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=HUB_SECONDS_MAX)
+    try:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=HUB_SECONDS_MAX)
+    except (http.client.HTTPException, ValueError) as error:
+        return Finding(
+            "Hub", "warn", f"HF_ENDPOINT is {url}, which is no URL ({error})", "correct it, or unset it"
+        )
     try:
         connection.request("HEAD", "/")
         said = parsedate_to_datetime(connection.getresponse().headers["Date"])

@@ -69,6 +69,20 @@ def test_a_port_at_which_segue_serves_is_not_called_lost() -> None:
     assert (finding.state, finding.found) == ("warn", f"Segue serves at {port} already")
 
 
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_number_that_is_no_port_is_said_and_the_other_findings_follow(port: int) -> None:
+    finding = doctor_command.free_port(port)
+    assert (finding.state, finding.found) == ("fail", f"{port} is no port")
+
+
+@pytest.mark.parametrize("url", ["http://hub:eighty", "http://[hub", "https://hub:99999"])
+def test_an_address_of_the_hub_that_is_no_url_is_said(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    finding = doctor_command.hub()
+    assert finding.state == "warn"
+    assert f"HF_ENDPOINT is {url}, which is no URL" in finding.found
+
+
 def test_a_machine_without_a_compiler_is_warned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor_command.compiler().state == "warn"
