@@ -85,8 +85,9 @@ class ModelFolder:
             shutil.rmtree(self.partial, ignore_errors=True)
 
     def bytes_so_far(self) -> int:
-        """How large the partial folder is. A file may vanish while it is looked at."""
-        return sum(_size(path) for path in self.partial.rglob("*"))
+        """How large the partial folder is. Files and folders may vanish while they are looked at, and so may it."""
+        walk = os.walk(self.partial)
+        return sum(_size(Path(folder, name)) for folder, _, names in walk for name in names)
 
 
 def _size(path: Path) -> int:

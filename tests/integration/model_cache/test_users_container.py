@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,30 @@ def test_a_second_pod_waits_for_the_command_of_the_first(tmp_path: Path, bucket:
     assert "is complete" in end(waiting)
     end(two.command("false"))
     end(two.container("finish"))
+
+
+def test_who_waits_counts_while_folders_come_and_go(tmp_path: Path) -> None:
+    """As a command of the user's makes and removes them, and as the partial folder gets its name."""
+    folder = ModelFolder(tmp_path / "llama")
+    folder.begin()
+    (folder.partial / "weights").write_bytes(b"1234")
+    coming = [folder.partial / str(number) for number in range(50)]
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            for path in coming:
+                path.mkdir()
+            for path in coming:
+                path.rmdir()
+
+    busy = threading.Thread(target=come_and_go)
+    busy.start()
+    try:
+        assert {folder.bytes_so_far() for _ in range(200)} == {4}
+    finally:
+        ended.set()
+        busy.join()
 
 
 def test_a_pod_that_is_deleted_while_it_waits_ends_at_once(tmp_path: Path) -> None:
