@@ -92,8 +92,9 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
             fresh = Path(temporary) / "model"
             fresh.mkdir()
             _convert_into(gguf_path, fresh, on_progress)
-            (fresh / _STAMP).write_text(json.dumps(_stamp(gguf_path)), encoding="utf-8")
-            _replace(folder, fresh)
+            stamp = _stamp(gguf_path)
+            (fresh / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")
+            _replace(folder, fresh, stamp)
     except OSError as error:
         raise ModelError(f"cannot write the converted model to {folder}: {error.strerror or error}") from None
     on_progress("converted", 1.0)
@@ -102,15 +103,18 @@ def convert(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Path:
 
 def is_converted(gguf_path: Path, folder: Path) -> bool:
     """Whether `folder` was made of this very file by this version's conversion; `ModelError` for an unreadable file."""
-    expected = _stamp(gguf_path)
-    try:
-        return bool(json.loads((folder / _STAMP).read_text(encoding="utf-8")) == expected)
-    except (OSError, ValueError):
-        return False
+    return _has_stamp(folder, _stamp(gguf_path))
 
 
 def _stamp(gguf_path: Path) -> dict[str, object]:
     return {"format": _FORMAT, "blake2b": _hash(gguf_path)}
+
+
+def _has_stamp(folder: Path, stamp: dict[str, object]) -> bool:
+    try:
+        return bool(json.loads((folder / _STAMP).read_text(encoding="utf-8")) == stamp)
+    except (OSError, ValueError):
+        return False
 
 
 def _hash(gguf_path: Path) -> str:
@@ -124,11 +128,17 @@ def _hash(gguf_path: Path) -> str:
         raise ModelError(f"cannot read {gguf_path}: {error.strerror or error}") from None
 
 
-def _replace(folder: Path, fresh: Path) -> None:
-    """Put `fresh` in the place of `folder`. Another process may have done so meanwhile; its result is the same."""
+def _replace(folder: Path, fresh: Path, stamp: dict[str, object]) -> None:
+    """Put `fresh` in the place of `folder`, unless another process has done so meanwhile: its workers read there."""
+    if _has_stamp(folder, stamp):
+        return
     if folder.exists():
         shutil.rmtree(folder)
-    fresh.rename(folder)
+    try:
+        fresh.rename(folder)
+    except OSError:
+        if not _has_stamp(folder, stamp):
+            raise
 
 
 def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> None:

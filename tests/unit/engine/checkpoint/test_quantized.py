@@ -72,6 +72,21 @@ def test_a_folder_of_an_older_conversion_is_converted_again(tmp_path: Path) -> N
     assert json.loads((folder / "converted_from.json").read_text()) == stamp
 
 
+def test_of_two_conversions_at_once_the_second_leaves_the_folder_of_the_first(tmp_path: Path) -> None:
+    """Workers may have begun to read there."""
+    gguf, folder = tmp_path / "tiny.gguf", tmp_path / "model"
+    write_tiny_gguf(gguf, "llama")
+    of_first: list[int] = []
+
+    def meanwhile(what: str, _share: float) -> None:
+        if what == "writing safetensors":
+            convert(gguf, folder, lambda *_: None)
+            of_first.append(folder.stat().st_ino)
+
+    convert(gguf, folder, meanwhile)
+    assert of_first == [folder.stat().st_ino]
+
+
 # Kinds of blocks that the description must name: `ffn_down`, whose inputs are no whole blocks, stays float.
 MODELS = {
     "q4_0": (GGMLQuantizationType.Q4_0, "weights q4_0+float32,"),
