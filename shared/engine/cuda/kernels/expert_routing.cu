@@ -47,16 +47,27 @@ __device__ static inline float number_of(i64 rank) {
   return __int_as_float(ordered ^ (ordered >> 31 & 0x7fffffff));
 }
 
-// Lanes' ranks of what none has taken yet: the best of a warp, which is then taken.
+// Lanes' ranks of what none has taken yet: the best of a warp, which is then taken. `score` becomes that of each lane's own
+// best: looked up by the number of the taken one, scores would lie in local memory.
 template <int EACH>
-__device__ static inline i64 take_first(i64 (&ranks)[EACH]) {
+__device__ static inline i64 take_first(i64 (&ranks)[EACH], const float (&scores)[EACH], float& score) {
   i64 own = NONE;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) own = ranks[i] > own ? ranks[i] : own;
+  for (int i = 0; i < EACH; ++i) {
+    score = ranks[i] > own ? scores[i] : score;
+    own = ranks[i] > own ? ranks[i] : own;
+  }
   const i64 first = first_of_lanes(own);
 #pragma unroll
   for (int i = 0; i < EACH; ++i) ranks[i] = ranks[i] == first ? NONE : ranks[i];
   return first;
+}
+
+template <int EACH>
+__device__ static inline i64 take_first(i64 (&ranks)[EACH]) {
+  const float scores[EACH] = {};
+  float score = 0.0f;
+  return take_first(ranks, scores, score);
 }
 
 // The sum of the two highest of a group's numbers; each group has two.
@@ -100,6 +111,12 @@ __device__ static inline void route(const float* logits, const float* correction
                                     i64* chosen, float* weights) {
   const int lane = threadIdx.x % 32, token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   let_next_begin();
+  float corrections[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const int expert = i * 32 + lane;
+    corrections[i] = correction && expert < experts ? correction[expert] : 0.0f;
+  }
   wait_for_previous();
   if (token >= tokens) return;
   float scores[EACH], highest = LOWEST;
@@ -128,17 +145,14 @@ __device__ static inline void route(const float* logits, const float* correction
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
     const int expert = i * 32 + lane;
-    const float corrected = correction && expert < experts ? scores[i] + correction[expert] : scores[i];
-    ranks[i] = expert < experts ? rank_of(corrected, expert) : NONE;
+    ranks[i] = expert < experts ? rank_of(scores[i] + corrections[i], expert) : NONE;
   }
   if (groups > 1) keep_best_groups(ranks, experts / groups, groups, groups_chosen, lane);
   float total = 0.0f, own_weight = 0.0f;
   int own_expert = 0;
   for (int n = 0; n < count; ++n) {
-    const int expert = place_of(take_first(ranks));
     float score = 0.0f;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) score = i == expert / 32 ? scores[i] : score;
+    const int expert = place_of(take_first(ranks, scores, score));
     score = __shfl_sync(ALL_LANES, score, expert % 32);
     total += score;
     own_expert = lane == n ? expert : own_expert;
@@ -163,4 +177,3 @@ ROUTE(2)
 ROUTE(4)
 ROUTE(8)
 ROUTE(16)
-ROUTE(32)

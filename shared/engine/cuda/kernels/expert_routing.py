@@ -17,7 +17,7 @@ from shared.engine.model.routing import Router
 
 SOURCE = Path(__file__).with_name("expert_routing.cu")
 CHOSEN_MAX = 32  # by a token: each is written by a lane of a warp
-_EXPERTS_A_LANE = (1, 2, 4, 8, 16, 32)
+_EXPERTS_A_LANE = (1, 2, 4, 8, 16)  # with more, numbers leave the registers
 _WARP = 32
 _THREADS = 128
 

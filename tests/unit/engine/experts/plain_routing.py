@@ -32,6 +32,7 @@ ROUTINGS = {
     "GLM-4.5": _sigmoids(160, 8, scale=2.5),
     "DeepSeek-V3": _sigmoids(256, 8, scale=2.5, groups=8, groups_chosen=4),
     "many groups": _sigmoids(96, 5, groups=48, groups_chosen=40),
+    "as many as a kernel takes": Routing(512, 32, normalized=False),
     "as many as there may be": Routing(1023, 32, normalized=False),
 }
 

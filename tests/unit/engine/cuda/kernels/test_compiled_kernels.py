@@ -60,6 +60,7 @@ IN_FLIGHT = {
     "multiply_int4_8": (8, 16),
 }
 SOURCES = [each.SOURCE for each in (step_kernels, head_kernels, gemv, packed_experts)]
+LOCAL = {0x983, 0x387}  # opcodes of loads from local memory, and of stores
 LDG, LDG_BYTES = 0x981, {4: 4, 5: 8, 6: 16}  # of machine code: the opcode, and widths by their number
 
 
@@ -75,6 +76,24 @@ def test_kernels_that_read_much_ask_for_several_loads_at_a_time(architecture: st
         assert loads_in_flight(found[name], size) >= least, name
     assert loads_in_flight(found["write_words"], 4) < 4, "few are seen where there are few"
     assert loads_in_flight(found["filter_rows"], 16) == 0, "the width is seen"
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_the_choice_of_experts_keeps_all_numbers_in_registers(architecture: str) -> None:
+    """What is looked up by a number that was computed lies in local memory, and each choice would wait for it."""
+    try:
+        found = dict(codes_of(expert_routing.SOURCE, architecture))
+    except StartError as error:
+        if "missing" not in str(error):
+            raise
+        pytest.skip(str(error))
+    in_memory = {name for name, code in found.items() if LOCAL & {low & 0xFFF for low, _ in words_of(code)}}
+    assert in_memory == {"route_experts_16"}, "those of 257 experts and more are seen to have too many"
+
+
+def words_of(code: bytes) -> Iterator[tuple[int, ...]]:
+    """Instructions, each of two words, the lower first."""
+    return struct.iter_unpack("<QQ", code)
 
 
 def codes_of(source: Path, architecture: str) -> Iterator[tuple[str, bytes]]:
@@ -97,7 +116,7 @@ def loads_in_flight(code: bytes, size: int) -> int:
     bits 116 to 121 of an instruction are those that it waits for (Jia et al., 2018).
     """
     waiting, most = dict.fromkeys(range(8), 0), 0
-    for low, high in struct.iter_unpack("<QQ", code):
+    for low, high in words_of(code):
         for barrier in range(6):
             if high >> 52 + barrier & 1:
                 waiting[barrier] = 0

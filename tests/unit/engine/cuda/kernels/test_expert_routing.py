@@ -19,7 +19,10 @@ MISTAKES = {
         "ordered = bits ^ (bits >> 31 & 0x7fffffff);",
         "ordered = bits;",
     ),
-    "weights are corrected, too": ("rank_of(corrected, expert)", "rank_of(scores[i] = corrected, expert)"),
+    "weights are corrected, too": (
+        "rank_of(scores[i] + corrections[i], expert)",
+        "rank_of(scores[i] += corrections[i], expert)",
+    ),
     "the scale is left out": ("own_weight * factor", "own_weight"),
     "weights are never normalized": ("if (normalized)", "if (false)"),
     "all experts may be chosen": ("if (groups > 1)", "if (false)"),
@@ -95,7 +98,7 @@ def test_the_kernels_are_made_once_and_what_they_have_no_room_for_is_routed_by_t
         return library
 
     routing, device = GpuRouting(make), torch.device("cpu")
-    for unroutable in (Routing(1025, 4), Routing(64, CHOSEN_MAX + 1)):
+    for unroutable in (Routing(513, 4), Routing(64, CHOSEN_MAX + 1)):
         assert isinstance(routing(unroutable, None, device), Router)
     assert not made
     assert all(isinstance(routing(ROUTINGS["Qwen3"], None, device), CudaRouter) for _ in range(2))
