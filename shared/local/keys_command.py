@@ -9,10 +9,12 @@ file by itself.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from shared.primitives.errors import ConfigError
@@ -42,7 +44,30 @@ def check(file: Path) -> None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Add the line, if the file is right with it; the file is exchanged as a whole, so that no router reads a half."""
+    """Add the line, if the file is right with it; the file is exchanged as a whole, so that no router reads a half.
+
+    Commands that add to one file at the same time wait for each other.
+    """
+    with _alone_in(file.parent):
+        _exchange(file, line)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep others from adding to a file of this folder meanwhile, where the file system has locks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(file: Path, line: str) -> None:
     old = _content(file) if file.exists() else b""
     new = old + (b"\n" if old and not old.endswith(b"\n") else b"") + f"{line}\n".encode()
     _parsed(new, file)

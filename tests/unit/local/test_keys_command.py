@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,8 @@ import pytest
 
 from shared.local.cli import run as segue
 from shared.primitives.errors import ConfigError
-from shared.process.api_keys import digest_of, parse_keys
+from shared.process.api_keys import digest_of, key_line, new_key, parse_keys
+from tests.waiting import until
 
 Keys = Callable[[list[str]], str]
 
@@ -90,6 +93,25 @@ def test_a_link_that_somebody_laid_where_it_writes_first_is_not_followed(tmp_pat
     keys(["new", "shop", "--file", str(file)])
     assert other.read_text() == "kept"
     assert len(parse_keys(file.read_bytes())) == 1
+
+
+def waited_for(descriptor: int) -> bool:
+    """Whether somebody waits for the lock of the open file."""
+    inode = f":{os.fstat(descriptor).st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_two_that_add_a_key_at_once_lose_none(tmp_path: Path, keys: Keys) -> None:
+    file = tmp_path / "keys"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # another command is at work here
+    adds = threading.Thread(target=keys, args=(["new", "shop", "--file", str(file)],))
+    adds.start()
+    until(lambda: waited_for(folder), 30, "that the second one waits")
+    file.write_text(key_line("clinic", new_key(), "") + "\n")
+    os.close(folder)
+    adds.join()
+    assert sorted(key.name for key in parse_keys(file.read_bytes()).values()) == ["clinic", "shop"]
 
 
 @pytest.mark.parametrize(
