@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,12 @@ def test_replicas_null_leaves_the_field_out() -> None:
     assert "replicas" not in deployment("decode", None, "decode.replicas=null")["spec"]
 
 
-def test_a_release_may_be_parked_and_its_notes_say_how_it_starts() -> None:
-    def notes(*sets: str) -> str:
-        flags = [flag for setting in sets for flag in ("--set", setting)]
-        return run_helm("install", "segue", str(CHART), "--dry-run=client", *flags).partition("\nNOTES:\n")[2]
+def notes(*sets: str) -> str:
+    flags = [flag for setting in sets for flag in ("--set", setting)]
+    return run_helm("install", "segue", str(CHART), "--dry-run=client", *flags).partition("\nNOTES:\n")[2]
 
+
+def test_a_release_may_be_parked_and_its_notes_say_how_it_starts() -> None:
     parked = [f"{role}.replicas=0" for role in ROLE_CONFIGS]
     assert {each["spec"]["replicas"] for each in of_kind(objects(None, *parked), "Deployment").values()} == {
         0
@@ -109,6 +111,13 @@ def test_a_release_may_be_parked_and_its_notes_say_how_it_starts() -> None:
     assert "scale deployment --selector=app.kubernetes.io/instance=segue --replicas=1" in notes(*parked)
     for running in ((), ("prefill.replicas=0",), ("router.replicas=0", "decode.replicas=0")):
         assert "Segue serves smollm2 in namespace" in notes(*running)
+
+
+def test_the_request_of_the_notes_is_one_whatever_the_model_is_called() -> None:
+    name = """Ann's "best" \\ one"""
+    written = notes("servedModelName=" + name.replace("\\", "\\\\"))
+    (curl,) = (line for line in written.splitlines() if line.startswith("  curl "))
+    assert json.loads(shlex.split(curl)[-1])["model"] == name
 
 
 def test_workers_differ_in_nothing_but_their_role() -> None:
