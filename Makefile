@@ -7,7 +7,7 @@
 #   make ranked                                   answers, faults and commands with workers of two ranks over gloo, without a GPU
 #   make clients                                  clients of others, each in an environment of its own; needs PyPI, npm, chromium
 #   make images                                   those of the router, the workers and the small model, by buildah
-#   make cluster-test                             all faults on a real cluster whose node is this machine; takes a quarter of an hour
+#   make cluster-test                             all faults on a real cluster whose node is this machine; takes half an hour
 #   make upgrade-test FROM=COMMIT                 there, `helm upgrade` under streams from an older commit's chart and images to these
 #   make release REGISTRY=registry.example.com/ai  wheel, sdist, images, chart, bills, notes of this commit: dist/release
 #   make publish REGISTRY=registry.example.com/ai  the same, and images and chart into that registry; PLAIN_HTTP=1: one without TLS

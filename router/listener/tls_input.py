@@ -41,7 +41,7 @@ def keep_buffers_apart() -> None:
 class HandshakeTurns:
     """Lets handshakes compute one after the other, addresses in turn, in HANDSHAKE_SHARE of the loop's time.
 
-    How long one takes is the key's affair, from 0.2 ms (ECDSA P-256) to 4 ms (RSA of 4,096 bits): a share needs no
+    How long one takes is the key's affair, from 0.2 ms (ECDSA P-256) to 3 or 4 ms (RSA of 4,096 bits): a share needs no
     number for it. An address waits behind others' oldest handshakes, never behind all of another's.
     """
 

@@ -408,7 +408,7 @@ def _turn(stages: _Stages, stage: Stage) -> str:
                 return "prefill.replicas: no prefill worker is linked"
             return "prefill.replicas; prefill.config.chunkedPrefillSize where prompts are long"
         case "kv link":
-            return "rdma.* and kvTransport (docs/operating.md), or decode.replicas: each pod has a link"
+            return "rdma.* and kv.transport (docs/operating.md), or decode.replicas: each pod has a link"
         case "router":
             return "router.replicas, and whole cores for each: router.resources"
     return _turn_decode(stages)

@@ -455,7 +455,9 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     "is not supported: the paths are OpenAI's": ("--root-path"),
     "is --tls-key FILE here": ("--ssl-keyfile --ssl-key-file"),
     "is --tls-cert FILE here": ("--ssl-certfile --ssl-cert-file"),
-    "is not needed: requests are not logged": ("--disable-log-requests"),
+    "is not needed: no prompt or answer is logged; --log-level warning leaves out the line of each request": (
+        "--disable-log-requests"
+    ),
     "is not needed: /metrics is on the admin port": ("--enable-metrics --metrics"),
     "is a field of a request here": ("--seed"),
     "is --threads here": ("-t"),
