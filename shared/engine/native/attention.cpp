@@ -115,7 +115,7 @@ private:
 
     template <int PAIRS>
     void score(int block, int cells) {
-        constexpr int TOGETHER = panels_beside(PAIRS);
+        constexpr int TOGETHER = panels_beside<CellPanel<Value>>(PAIRS);
         int group = 0;
         for (; group + TOGETHER <= groups_of(cells); group += TOGETHER) score_groups<PAIRS, TOGETHER>(block, cells, group);
         for (; group < groups_of(cells); group++) score_groups<PAIRS, 1>(block, cells, group);
@@ -185,7 +185,7 @@ private:
 
     template <int PAIRS>
     void add_values(int block, int cells, int padded) {
-        constexpr int TOGETHER = panels_beside(PAIRS);
+        constexpr int TOGETHER = panels_beside<CellPanel<Value>>(PAIRS);
         const int columns = padded / LANES;
         int column = 0;
         for (; column + TOGETHER <= columns; column += TOGETHER)

@@ -12,6 +12,7 @@ namespace {
 // Rows of a tile: eight rows of x that lie a power of two apart fill the eight ways of a core's first cache.
 constexpr int ROWS_OF_TILE = std::min(TILE_ROWS, 8);
 constexpr int ROW_BLOCK = 15 * ROWS_OF_TILE;  // rows of x that stay in a core's cache while panels pass
+constexpr int PANELS_OF_ONE_ROW = WIDTH / 2;  // that an item has
 constexpr int WIDE_ROWS = 4;  // of x for which wide blocks are expanded in registers
 constexpr int TILES_TO_EXPAND_FOR = 3;  // with two, expanding in registers twice costs less than writing and reading
 
@@ -70,7 +71,7 @@ template <class Panel, int ROWS = ROWS_OF_TILE>
 void tiles(const Task& task, int first_row, int rows, int first_panel, int panels) {
     if constexpr (ROWS > 1)
         if (rows < ROWS) return tiles<Panel, ROWS - 1>(task, first_row, rows, first_panel, panels);
-    constexpr int TOGETHER = panels_beside(ROWS);
+    constexpr int TOGETHER = panels_beside<Panel>(ROWS);
     int panel = 0;
     for (; panel + TOGETHER <= panels; panel += TOGETHER)
         tile<Panel, ROWS, TOGETHER>(task, first_row, first_panel + panel);
@@ -142,11 +143,11 @@ void dispatch(const Task& task, int first_row, int rows, int first_panel, int pa
 
 int panels_of(const Matrix& matrix) { return (matrix.outputs + LANES - 1) / LANES; }
 
-// How many panels an item has: twice what a tile of this many rows computes together, so that items are not too short.
+// How many panels an item has: what some tiles of this many rows compute together, so that items are not too short.
 int panels_of_item(int rows) {
-    if (rows == 1) return panels_beside(1);
+    if (rows == 1) return PANELS_OF_ONE_ROW;
     const int block = std::min(rows, ROW_BLOCK), tiles = tile_count(block);
-    return 2 * panels_beside((block + tiles - 1) / tiles);
+    return 2 * panels_beside<F32Panel>((block + tiles - 1) / tiles);
 }
 
 int groups_of(const Product& product) {

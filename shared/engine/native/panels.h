@@ -8,7 +8,8 @@
 //     block = half half                  Q4: low halves of the bytes hold inputs 0 … 15, high halves 16 … 31
 //     half  = row row row …              a row is one input: sixteen weights, one for each output
 //
-// A Q8 block has one half of 32 rows; a float panel is one block with one half of all inputs.
+// A Q8 block has one half of 32 rows; a float panel is one block with one half of all inputs. A panel HOLDS as many `Lanes`
+// in registers beside the sums: none where a sum takes its weight from memory, else the weights, and what expands them.
 #pragma once
 
 #include "lanes.h"
@@ -31,6 +32,7 @@ struct CellPanel {
     const Value* values;
     long stride, ahead;
 
+    static constexpr int HOLDS = sizeof(Value) < sizeof(float);
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }  // of a half
 
@@ -52,6 +54,7 @@ template <class Value>
 struct FloatPanel {
     const uint8_t* values;
 
+    static constexpr int HOLDS = sizeof(Value) < sizeof(float);
     static constexpr int HALVES = 1;
     static int rows(int inputs) { return inputs; }
     static long bytes(int inputs) { return inputs * LANES * (long)sizeof(Value); }
@@ -77,6 +80,7 @@ struct BlockPanel {
     long ahead = 0;
 
     using Block = typename Format::Block;
+    static constexpr int HOLDS = Format::BITS == 8 ? 2 : 3;  // without an offset, and with one
     static constexpr int HALVES = Format::HALVES;
     static int rows(int) { return 32 / HALVES; }
     static long bytes(int inputs) { return inputs / 32 * Format::BYTES; }
@@ -137,10 +141,12 @@ struct Q4_0 : Q4 {
     }
 };
 
-// How many panels go with this many rows: enough independent sums to hide latency, no more than there are registers.
+// How many panels go with this many rows: enough independent sums to hide latency, no more than there are registers, which
+// AVX2 has for eight `Lanes`.
+template <class Panel>
 constexpr int panels_beside(int rows) {
     if (WIDTH == 16) return rows == 1 ? 8 : rows <= 6 ? 4 : rows <= 9 ? 3 : 2;
-    if (WIDTH == 8) return rows == 1 ? 4 : rows <= 3 ? 2 : 1;
+    if (WIDTH == 8) return 2 * rows + Panel::HOLDS <= 6 ? 2 : 1;
     return 1;
 }
 

@@ -101,6 +101,7 @@ struct WidePanel {
     long ahead = 0;
 
     using Block = typename Format::Block;
+    static constexpr int HOLDS = 3;
     static constexpr int HALVES = 2;
     static int rows(int) { return 16; }
     static long bytes(int inputs) { return (long)(inputs / 32 / Format::SUBS) * Format::BYTES; }
