@@ -1,4 +1,4 @@
-"""Takes requests in, plans their steps, and settles what these sampled.
+"""Plans the steps of the requests that are here, and settles what these sampled.
 
 A request's way through a decode worker (`decode/lifecycle.py` has every state and event):
 
@@ -11,23 +11,22 @@ A request's way through a decode worker (`decode/lifecycle.py` has every state a
                                   └► leased ─► released          it goes on elsewhere (migration)
 
 A request waits only for a prefix that another one is fetching. Steps overlap: what a row sampled after its request
-ended is discarded, and the pages that an ended request held are retired, not freed. Requests whose pages have landed
-always join; only those without pages are refused for lack of slots and pages. A draining worker refuses new requests,
-and the router migrates those that are here.
+ended is discarded, and the pages that an ended request held are retired, not freed. A draining worker refuses new
+requests, and the router migrates those that are here.
 
-Each part keeps the requests of some states, and none of them knows all. So this file puts all requests that are here to
-the rules of `Admission` and `Retraction` (slots and pages). `Endings` knows what a request holds in each state.
+Each part keeps the requests of some states, and none of them knows all. `Intake` takes them in, `Endings` knows what a
+request holds in each state, and this file puts all requests that are here to the rules of `Retraction`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 
 from decode.admission import Admission
 from decode.config import DecodeConfig
 from decode.counters import DecodeCounters
 from decode.endings import Endings
+from decode.intake import Intake
 from decode.lifecycle import ENDED, LEASE_ENDS, TRANSITIONS, DecodeEvent, DecodeState
 from decode.local_prompts import LocalPrompts, Settled
 from decode.migration import Migrations
@@ -51,7 +50,7 @@ from shared.scheduling.router_sessions import RouterSessions
 from shared.scheduling.step_cost import two_digits
 from shared.scheduling.tenant_shares import is_below_share, tokens_by_tenant
 from shared.transfer.protocol import FetchEvent, LeaseWords
-from shared.wire.baton import Baton, Holder
+from shared.wire.baton import Holder
 from shared.wire.messages import (
     Cancel,
     Decode,
@@ -85,7 +84,6 @@ class DecodeScheduler:
         self.counters = DecodeCounters()
         self.states = RequestStates(TRANSITIONS)
         self._now = 0.0
-        self._sequence = 0  # of the last request that came
         self._effects = effects = list[WorkerEffect]()
         memory, states, counters = self.memory, self.states, self.counters
         self.leases = LeaseTable(
@@ -124,6 +122,7 @@ class DecodeScheduler:
         )
         self._endings = self._build_endings()
         self._reqs = self._endings.reqs  # every request that is here and not leased, by rid
+        self._intake = self._build_intake()
 
     def _build_endings(self) -> Endings:
         return Endings(
@@ -142,15 +141,30 @@ class DecodeScheduler:
             self._migrations,
         )
 
+    def _build_intake(self) -> Intake:
+        return Intake(
+            self.memory,
+            self.states,
+            self.counters,
+            self._effects,
+            self._sessions,
+            self._admission,
+            self._batch,
+            self._transfer_queue,
+            self._prompts,
+            self._retraction,
+            self._endings,
+        )
+
     # ---- events ----
 
     def on_link(self, event: LinkEvent, now: float) -> None:
         """A router came, went, or sent a command."""
         match self._sessions.on_link(event, now):
             case Received(router, Decode() as command):
-                self._intake(router, command, now)
+                self._intake.take_prefilled(router, command, now)
             case Received(router, Serve() as command):
-                self._intake_prompt(router, command, now)
+                self._intake.take_prompt(router, command, now)
             case Received(_, Migrate(rid, attempt)):
                 if (req := self._reqs.get(rid)) and req.attempt == attempt:
                     self._migrations.ask(req)
@@ -167,7 +181,7 @@ class DecodeScheduler:
         """A fetch landed, went stale, failed or was proven to have ended."""
         match self._transfer_queue.on_fetch(event, now):
             case Transferred() as arrived:
-                self._join(arrived)
+                self._intake.join(arrived)
             case NotTransferred(req, cause, reason, detail):
                 self._endings.refuse(req, cause, reason, detail)
 
@@ -209,7 +223,7 @@ class DecodeScheduler:
         for req in [req for req in self._migrations.without_pages if req not in served]:
             self._endings.return_to_router(req, DecodeEvent.HOST_FULL, "stale", detail)
         self._resume_retracted()
-        self._admit_waiting(now)
+        self._intake.admit_waiting(now)
         self._batch.start_joining()
         self._retraction.look(self._batch.running.values())
         self._migrations.start()
@@ -325,87 +339,7 @@ class DecodeScheduler:
         if not self._reqs and self.host.free != self.host.total:
             raise InvariantError(f"no request, but host pages are {self.host.counts()}")
 
-    # ---- intake ----
-
-    def _intake(self, router: str, command: Decode, now: float) -> None:
-        req = self._take_in(router, command, now)
-        if req is not None and not self._transfer_queue.wait(req, command.baton):
-            self._admit(req, command.baton, now)
-
-    def _intake_prompt(self, router: str, command: Serve, now: float) -> None:
-        req = self._take_in(router, command, now)
-        if req is not None:
-            self._start_prompt(req)
-
-    def _start_prompt(self, req: Req) -> None:
-        """Start to compute what is not cached here, or refuse."""
-        self.memory.match(req, req.reusable_len)
-        missing = self.memory.pages_for(len(req.token_ids)) - len(req.pages)
-        if not self._has_slot_and_pages(req, missing):
-            self._refuse_for_room(req)
-            return
-        self._take_slot(req)
-        self.memory.allocate(req, missing)
-        self._admission.on_landed(req)
-        self.states.advance(req, DecodeEvent.EXTEND_STARTED)
-        self._prompts.start(req, samples=True)
-
-    def _take_in(self, router: str, command: Decode | Serve, now: float) -> Req | None:
-        """The request, which is here from now on; None if it is already, or is refused."""
-        self._endings.cancel(command.rid, command.attempt - 1)
-        present = self._reqs.get(command.rid)
-        if present is not None and present.attempt >= command.attempt:
-            return None  # the same attempt or a newer one is here already
-        self._sequence += 1
-        self.counters.requests += 1
-        req = Req.of(command, router, self._sequence, now, TRANSITIONS.start)
-        problem = self._admission.never_fits(command)
-        if problem is None and present is not None:
-            problem = "no_room", "the pages of an older attempt are still being copied"
-        if problem is None and self._sessions.draining:
-            problem = "no_room", "this worker is draining"
-        if problem is not None:
-            self._endings.refuse(req, DecodeEvent.REFUSED, *problem)
-            return None
-        self._reqs[req.rid] = req
-        return req
-
-    def _admit_waiting(self, now: float) -> None:
-        """Try again the requests whose awaited fetch has ended.
-
-        They may wait again, for more of their prefix. After a fetch that did not land, each fetches for itself.
-        """
-        for req, baton, landed in self._transfer_queue.take_waiting():
-            if not (landed and self._transfer_queue.wait(req, baton)):
-                self._admit(req, baton, now)
-
-    def _admit(self, req: Req, baton: Baton, now: float) -> None:
-        """Start fetching what is not cached here, or refuse."""
-        self.memory.match(req, baton.kv_len)
-        missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        if not self._has_slot_and_pages(req, missing):
-            self._refuse_for_room(req)
-            return
-        self._take_slot(req)
-        if arrived := self._transfer_queue.start(req, baton, now):
-            self._join(arrived)
-
-    def _refuse_for_room(self, req: Req) -> None:
-        self.counters.no_room += 1
-        self.memory.release(req)
-        self._endings.refuse(req, DecodeEvent.REFUSED, "no_room", "")
-
-    def _take_slot(self, req: Req) -> None:
-        self._batch.take_slot(req)
-        self._admission.on_admitted(req)
-        self._retraction.on_admitted()
-
-    def _join(self, arrived: Transferred) -> None:
-        req = arrived.req
-        self._batch.join(req)
-        self._admission.on_landed(req)
-        self.counters.transfer_seconds.append(arrived.fetch_seconds)
-        self._effects.append(Send(req.router, arrived.joined))
+    # ---- prompts ----
 
     def _join_again(self, req: Req) -> None:
         """A retracted request has its KV again, or a prompt is computed."""
@@ -454,23 +388,6 @@ class DecodeScheduler:
     def _present(self) -> list[Req]:
         """Requests that have pages, those whose KV is on its way included."""
         return [*self._with_pages, *self._transfer_queue.transferring]
-
-    def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
-        """Whether a new request may come in. Its `missing` pages, beside those that it has locked, are free then."""
-        others = self._batch.running or self._batch.joining or self._prompts.served
-        alone = not (others or self._transfer_queue.transferring)
-        is_below_share = partial(self._admission.is_below_share, req)  # most are not asked
-        has_slot = self._admission.has_slot(
-            is_below_share,
-            self._batch.free_slots,
-            alone=alone,
-            retracting=self._retraction.active,
-            backfilled=self._retraction.backfilled,
-        )
-        pages_arriving = self._transfer_queue.pages_held_with(req)
-        return has_slot and self._admission.free_pages_for(
-            req, is_below_share, missing, pages_arriving, alone=alone
-        )
 
     def _resume_retracted(self) -> None:
         """Give slots to the retracted requests whose pages fit again."""

@@ -110,7 +110,7 @@ ENDS = [
     "refused 504",
     "disconnected",
 ]
-JUDGED = [  # by `fairness`: a claim that is never put to the test proves nothing
+JUDGED = [  # by `fairness` and `admissions`: a claim that is never put to the test proves nothing
     "judged at router: a turn was before",
     "judged at router: nobody waits beside a free place",
     "judged at router: a stream could not migrate",

@@ -111,9 +111,9 @@ def _no_quarantine(_: Any, queue: Any, fetch_id: int, req: Any, ended: bool) -> 
     queue.memory.release(req, PageState.ARRIVING)
 
 
-def _join_if_roomy(join: Any, decode: Any, arrived: Any) -> None:
-    if decode.memory.available_pages >= len(get(decode, "the batch of decode").running):
-        join(decode, arrived)
+def _join_if_roomy(join: Any, intake: Any, arrived: Any) -> None:
+    if intake.memory.available_pages >= len(intake.batch.running):
+        join(intake, arrived)
 
 
 def _reclaim_launched(poll: Any, loop: Any, now: float) -> bool:

@@ -135,12 +135,11 @@ PLACES: dict[str, dict[str, str]] = {
     },
     "decode.growth.ExpectedGrowth": {"room to grow": "tokens"},
     "decode.scheduler.DecodeScheduler": {
-        "a request joins the running ones": "_join",
         "a step is settled": "settle",
         "a decode worker is drained": "drained",
-        "the batch of decode": "_batch",
         "requests at decode": "_reqs",
     },
+    "decode.intake.Intake": {"a request joins the running ones": "join"},
     "decode.endings.Endings": {
         "a request is dropped": "drop",
         "a request ends at decode": "end",

@@ -23,7 +23,7 @@ from shared.wire.baton import Holder, agent_name
 from shared.wire.messages import Hello, Limits, Message, Role
 from shared.worker.grammar_gate import GrammarGate
 from tests.doubles.novelty import Novelty
-from tests.simulation.judges.fairness import JudgedDecode
+from tests.simulation.judges.admissions import JudgedDecode
 from tests.simulation.judges.masks import JudgedBudget
 from tests.simulation.judges.prompts import JudgedPrefill
 from tests.simulation.oracle.device import OracleDevice, Pages
