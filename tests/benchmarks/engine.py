@@ -21,7 +21,8 @@ import torch
 
 from shared.batch.schedule_batch import ExtendRow, ForwardMode
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.gguf.packing import BLOCK_INPUTS, PACKED_FILE
+from shared.engine.gguf.packed_file import PACKED_FILE
+from shared.engine.gguf.packing import BLOCK_INPUTS
 from shared.engine.native.build import FLAGS, GCC_FLAGS, SOURCES, InstructionSet, choose
 from shared.local.model_store import resolve
 from shared.process.resources import usable_cores

@@ -19,7 +19,7 @@ from shared.engine.cpu.kernel_choice import KernelChoice
 from shared.engine.cpu.native_decoder import NativeDecoder
 from shared.engine.cpu.native_weights import StoredWeights
 from shared.engine.cpu.torch_device import Model, TokenSampling, TorchDevice
-from shared.engine.gguf.packing import PackedFile
+from shared.engine.gguf.packed_file import PackedFile
 from shared.engine.model.decoder import PlanningDecoder
 from shared.engine.model.fallback import FallbackModel
 from shared.engine.model.first_logits import require_first_logits

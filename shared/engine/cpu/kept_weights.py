@@ -14,7 +14,7 @@ import torch
 from shared.engine.checkpoint.dtypes import dtype_name
 from shared.engine.checkpoint.experts_config import Storage
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.gguf.packing import PackedFile
+from shared.engine.gguf.packed_file import PackedFile
 from shared.engine.model.weights import Weights
 from shared.engine.parts import LoadJob
 from shared.engine.quantized.formats import IN_LAYERS

@@ -18,7 +18,8 @@ from shared.engine.checkpoint.families import Activation, QKNorm
 from shared.engine.checkpoint.kv_cache import KVCache
 from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.rope_config import Rope
-from shared.engine.gguf.packing import PackedFile, PackedWeight, narrowest_kind, pack_float
+from shared.engine.gguf.packed_file import PackedFile
+from shared.engine.gguf.packing import PackedWeight, narrowest_kind, pack_float
 from shared.engine.model.expert_banks import read_bank
 from shared.engine.model.names import DecoderWeights
 from shared.engine.native import kernels

@@ -45,7 +45,7 @@ _CPU_SECONDS = 300  # of a conversion of nothing: torch and transformers are imp
 _CPU_SECONDS_PER_FILE_MEGABYTE = 2.0  # the default model takes 0.1
 SUPPORTED_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 _STAMP = "converted_from.json"
-_FORMAT = 5  # raised when the conversion itself changes
+_FORMAT = 6  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
@@ -146,7 +146,7 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
     from gguf import GGUFReader
 
     from shared.engine.gguf.blocks import quantized_weights
-    from shared.engine.gguf.packing import write_packed
+    from shared.engine.gguf.packed_file import write_packed
 
     on_progress("reading the GGUF file", 0.05)
     try:

@@ -1,4 +1,4 @@
-"""Weights in the order in which the CPU kernels read them, and the file that keeps quantized ones that way.
+"""Weights in the order in which the CPU kernels read them; `packed_file` keeps quantized ones that way.
 
 A matrix [outputs, inputs] is cut into panels of 16 outputs, the last filled up with zeros; panels lie one after
 another, and a panel holds for all inputs in order:
@@ -21,19 +21,15 @@ quantized kinds are ggml's own blocks, merely transposed, so packing loses nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from shared.engine.model.weights import samples_of
-from shared.primitives.errors import ModelError
+PANEL_OUTPUTS = 16
+BLOCK_INPUTS = 32
 
 # ---- ggml's blocks whose values have more than four bits, or whose scales have scales: Q5 and the K-quants -----------
 # A K-quant stores 256 inputs of an output together: one or two fp16 numbers for all of them, and small integers for
@@ -44,7 +40,8 @@ from shared.primitives.errors import ModelError
 #     then for each 32 inputs:
 #     small scales        [2][16 outputs]                         K-quants alone
 #     low bits            uint8 [16][16 outputs]                  byte j: input j low, input j + 16 high
-#     each further bit    uint16 [32 inputs], bit o of output o   little-endian
+#     further bits        uint8 [4 a bit][16 outputs]             byte j: inputs j, j + 4, … with one further bit,
+#                                                                 j, j + 8, j + 16, j + 24 with two; see `_further`
 #
 #              scales of 32 inputs                weight
 #     q5_0     none                               scale * (q - 16)
@@ -55,10 +52,6 @@ from shared.primitives.errors import ModelError
 #
 # Each product is exact in float32, so one fused step rounds as ggml and the gguf package do. The small scales take
 # whole bytes, as 6 bits in 12 bytes do not lie side by side: q4_k grows from 4.5 to 4.625 bits a weight, q5_k likewise.
-
-
-_SUB_INPUTS = 32  # inputs that share small scales, or the order of their bits
-_PANEL_OUTPUTS = 16
 
 Opened = tuple[Tensor, Tensor, Tensor]  # see `WideFormat.open`
 
@@ -79,12 +72,12 @@ class WideFormat:
     @property
     def subs(self) -> int:
         """Groups of 32 inputs in a block."""
-        return self.inputs // _SUB_INPUTS
+        return self.inputs // BLOCK_INPUTS
 
     @property
     def sub_bytes(self) -> int:
         """Bytes of 32 inputs of one output."""
-        return self.scales + _SUB_INPUTS // 2 + (self.bits - 4) * _SUB_INPUTS // 8
+        return self.scales + BLOCK_INPUTS // 2 + (self.bits - 4) * BLOCK_INPUTS // 8
 
     @property
     def nbytes(self) -> int:
@@ -94,30 +87,31 @@ class WideFormat:
 
 def pack_wide(wide: WideFormat, blocks: Tensor) -> Tensor:
     """blocks uint8 [panels * 16, blocks * stored_bytes], rows as ggml stores them → uint8 [packed bytes]."""
-    by_panel = (len(blocks) // _PANEL_OUTPUTS, _PANEL_OUTPUTS, blocks.shape[1] // wide.stored_bytes)
+    by_panel = (len(blocks) // PANEL_OUTPUTS, PANEL_OUTPUTS, blocks.shape[1] // wide.stored_bytes)
     halves, scales, values = wide.open(blocks.reshape(-1, wide.stored_bytes))
     halves = halves.view(*by_panel, wide.halves, 2).permute(0, 2, 3, 1, 4).flatten(2)
     scales = scales.view(*by_panel, wide.subs, wide.scales).permute(0, 2, 3, 4, 1).flatten(3)
     # [.., 32 inputs, 16 outputs]
-    values = values.view(*by_panel, wide.subs, _SUB_INPUTS).permute(0, 2, 3, 4, 1)
+    values = values.view(*by_panel, wide.subs, BLOCK_INPUTS).permute(0, 2, 3, 4, 1)
     nibbles = (values[..., :16, :] & 15) | ((values[..., 16:, :] & 15) << 4)
-    parts = [scales, nibbles.flatten(3), *(_plane(values, bit).flatten(3) for bit in range(4, wide.bits))]
+    parts = [scales, nibbles.flatten(3)]
+    if wide.bits > 4:
+        parts.append(_further(values >> 4, wide.bits - 4).flatten(3))
     return torch.cat([halves, torch.cat(parts, dim=3).flatten(2)], dim=2).flatten()
 
 
 def unpack_wide(wide: WideFormat, packed: Tensor, blocks: int) -> Tensor:
     """The inverse, dequantized: → float32 [panels, blocks * subs, 32, 16]."""
-    grouped = packed.view(-1, blocks, _PANEL_OUTPUTS * wide.nbytes)
+    grouped = packed.view(-1, blocks, PANEL_OUTPUTS * wide.nbytes)
     halves, subs = torch.split(grouped, [32 * wide.halves, grouped.shape[2] - 32 * wide.halves], dim=2)
     # [panels, blocks, 1, halves * 16]
     halves = halves.reshape(*halves.shape[:2], 1, -1).view(torch.float16).float()
     subs = subs.reshape(*subs.shape[:2], wide.subs, -1)
-    sizes = [16 * wide.scales, 256, *[64] * (wide.bits - 4)]
-    scales, nibbles, *planes = torch.split(subs, sizes, dim=3)
+    scales, nibbles, further = torch.split(subs, [16 * wide.scales, 256, 64 * (wide.bits - 4)], dim=3)
     nibbles = torch.unflatten(nibbles, 3, (16, 16))
     values = torch.cat([nibbles & 15, nibbles >> 4], dim=3)  # [panels, blocks, subs, 32, 16]
-    for bit, plane in enumerate(planes, start=4):
-        values = values | (_spread(plane) << bit)
+    if wide.bits > 4:
+        values = values | (_spread(further, wide.bits - 4) << 4)
     return _weights(wide, torch.unflatten(halves, 3, (-1, 16)), scales, values.float()).flatten(1, 2)
 
 
@@ -136,17 +130,24 @@ def _weights(wide: WideFormat, halves: Tensor, scales: Tensor, values: Tensor) -
     return found
 
 
-def _plane(values: Tensor, bit: int) -> Tensor:
-    """One bit of values [..., 32, 16]: for each input two bytes, a bit for each output."""
-    bits = torch.unflatten((values >> bit) & 1, -1, (2, 8))
-    packed: Tensor = bits << torch.arange(8, dtype=torch.uint8)
-    return packed.sum(-1).to(torch.uint8)
+def _places(bits: int) -> Tensor:
+    """Where the further bits of 32 inputs lie in their bytes, first those of the low nibbles: uint8 [8 / bits, 1, 1].
+
+    The kernels bring them to bit 4 and up: from where they are in the first half, by shifts to the left in the second.
+    """
+    return torch.cat([torch.arange(4, 8, bits), torch.arange(0, 4, bits)]).to(torch.uint8).view(-1, 1, 1)
 
 
-def _spread(plane: Tensor) -> Tensor:
-    """The inverse: [..., 64] → 0 or 1 uint8 [..., 32, 16]."""
-    bits: Tensor = torch.unflatten(plane, -1, (32, 2, 1)) >> torch.arange(8, dtype=torch.uint8)
-    return (bits & 1).flatten(-2)
+def _further(values: Tensor, bits: int) -> Tensor:
+    """Numbers of so many bits [..., 32, 16] → uint8 [..., 4 * bits, 16]."""
+    packed: Tensor = torch.unflatten(values, -2, (-1, 4 * bits)) << _places(bits)
+    return packed.sum(-3).to(torch.uint8)
+
+
+def _spread(further: Tensor, bits: int) -> Tensor:
+    """The inverse: [..., 64 * bits] → uint8 [..., 32, 16]."""
+    fields: Tensor = torch.unflatten(further, -1, (1, 4 * bits, 16)) >> _places(bits)
+    return (fields & ((1 << bits) - 1)).flatten(-3, -2)
 
 
 def _open_q5(halves: int) -> Callable[[Tensor], Opened]:
@@ -210,12 +211,6 @@ WIDE_FORMATS: dict[str, WideFormat] = {
     "q6_k": WideFormat(256, 210, halves=1, scales=2, bits=6, open=_open_q6_k),
 }
 
-
-PANEL_OUTPUTS = 16
-BLOCK_INPUTS = 32
-# Safetensors by format, but not by name: other programs load every *.safetensors file of a folder.
-PACKED_FILE = "model.packed"
-_ALIGNMENT_BYTES = 64  # a cache line; every block size is a multiple of 32, so all blocks stay aligned to 32
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
 
@@ -326,106 +321,3 @@ def _whole_panels(rows: Tensor) -> Tensor:
     missing = -len(rows) % PANEL_OUTPUTS
     padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows  # it copies
     return padded.contiguous()
-
-
-class _Entry(msgspec.Struct, frozen=True):
-    """The file's metadata of one weight."""
-
-    kind: Literal["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"]
-    outputs: Annotated[int, msgspec.Meta(gt=0)]
-    inputs: Annotated[int, msgspec.Meta(gt=0, multiple_of=BLOCK_INPUTS)]
-
-
-def write_packed(folder: Path, weights: Mapping[str, PackedWeight]) -> None:
-    """Write the packed file of a model folder that holds its float weights.
-
-    Its data begin at a multiple of 64 bytes. Raises `OSError`, and `ModelError` where the float weights are missing.
-    """
-    entries = {
-        name: {"kind": weight.kind, "outputs": weight.outputs, "inputs": weight.inputs}
-        for name, weight in weights.items()
-    }
-    metadata = {"packed": msgspec.json.encode(entries).decode(), "beside": samples_of(folder).hex()}
-    content = save({name: weight.data for name, weight in weights.items()}, metadata)
-    data_start = 8 + int.from_bytes(content[:8], "little")
-    padding = -data_start % _ALIGNMENT_BYTES  # the format lets the header end in spaces
-    with (folder / PACKED_FILE).open("wb") as file:
-        file.write((data_start - 8 + padding).to_bytes(8, "little"))
-        file.write(content[8:data_start] + b" " * padding)
-        file.write(memoryview(content)[data_start:])
-
-
-class PackedFile:
-    """The quantized weights of a model folder by name, mapped into memory: all processes share one copy.
-
-    A taken weight keeps the mapping alive, even after the file was replaced.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Map the file; `ModelError` if it is truncated or malformed."""
-        self._path = path
-        try:
-            opened: Any = safe_open(path, framework="pt")
-            metadata = opened.metadata() or {}
-            self._entries = msgspec.json.decode(metadata.get("packed", ""), type=dict[str, _Entry])
-        except (SafetensorError, OSError, msgspec.DecodeError) as error:
-            raise ModelError(f"{path} is not a complete file of packed weights: {error}") from None
-        if self._entries.keys() != set(opened.keys()):
-            raise ModelError(f"{path} is malformed: its metadata name other weights than it holds")
-        self._opened = opened
-        self.beside = str(metadata.get("beside", ""))  # samples of the float weights it was made with
-
-    @classmethod
-    def open(cls, folder: Path) -> Self | None:
-        """The packed file of a model folder, or None where there is none.
-
-        `ModelError` as above, and where the float weights beside it are not those it was made with.
-        """
-        path = folder / PACKED_FILE
-        if not path.exists():
-            return None
-        packed = cls(path)
-        if packed.beside != samples_of(folder).hex():
-            raise ModelError(
-                f"{path} belongs to other weights than those beside it: remove it, or convert again"
-            )
-        return packed
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the packed weights in bytes."""
-        return sum(packed_bytes(entry.kind, entry.outputs, entry.inputs) for entry in self._entries.values())
-
-    @property
-    def matrices(self) -> int:
-        """How many weights it holds."""
-        return len(self._entries)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights in all of them."""
-        return sum(entry.outputs * entry.inputs for entry in self._entries.values())
-
-    @property
-    def kinds(self) -> str:
-        """The kinds of blocks it holds, for a person to read."""
-        return "+".join(sorted({entry.kind for entry in self._entries.values()}))
-
-    def take(self, name: str) -> PackedWeight:
-        """A view of the mapped file; `ModelError` if it is not there or its size is not that of its shape."""
-        if (entry := self._entries.get(name)) is None:
-            raise ModelError(f"{self._path} holds no packed weight named {name}")
-        data: Tensor = self._opened.get_tensor(name)
-        try:
-            expected = packed_bytes(entry.kind, entry.outputs, entry.inputs)
-        except ValueError as error:
-            raise ModelError(f"{self._path}: {name}: {error}") from None
-        if data.dtype != torch.uint8 or data.shape != (expected,):
-            raise ModelError(
-                f"{self._path}: {name} should be {expected} bytes ({entry.kind}, {entry.outputs} x {entry.inputs}), "
-                f"is {data.dtype} {list(data.shape)}"
-            )
-        return PackedWeight(entry.kind, entry.outputs, entry.inputs, data)

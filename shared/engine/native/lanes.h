@@ -132,22 +132,29 @@ struct Lanes {
 #endif
     }
 
-    // `value` where a bit is set, the lowest one first, else 0.
-    static Lanes from_bits(uint16_t bits, float value) {
+    // Numbers of `BITS` bits, more than four: four are those of `from_nibbles`, the others lie in a byte of `high` each, from
+    // bit 4 + `place` on where SHIFT is 0, else from bit `place` on.
+    template <int SHIFT, int BITS>
+    static Lanes from_split(const uint8_t* low, const uint8_t* high, int place) {
+        constexpr int HIGH_BITS = ((1 << BITS) - 1) & ~15;
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+        __m128i nibbles = _mm_loadu_si128((const __m128i*)low);
+        nibbles = _mm_and_si128(SHIFT ? _mm_srli_epi16(nibbles, SHIFT) : nibbles, _mm_set1_epi8(15));
+        const __m128i fields = _mm_loadu_si128((const __m128i*)high);
+        __m128i bytes = SHIFT ? _mm_sll_epi16(fields, _mm_cvtsi32_si128(4 - place)) : _mm_srl_epi16(fields, _mm_cvtsi32_si128(place));
+        bytes = _mm_or_si128(nibbles, _mm_and_si128(bytes, _mm_set1_epi8(HIGH_BITS)));
 #if defined(__AVX512F__)
-        return {{(Register)_mm512_maskz_mov_ps(bits, _mm512_set1_ps(value))}};
-#elif defined(__AVX2__) && defined(__FMA__)
-        const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-        Lanes lanes;
-        SEGUE_UNROLL for (int half = 0; half < 2; half++) {
-            const __m256i found = _mm256_and_si256(_mm256_set1_epi32(bits >> (8 * half)), each);
-            const __m256i set = _mm256_cmpeq_epi32(found, each);
-            lanes.part[half] = (Register)_mm256_and_ps(_mm256_castsi256_ps(set), _mm256_set1_ps(value));
-        }
-        return lanes;
+        return {{(Register)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}};
+#else
+        return {{(Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                 (Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))}};
+#endif
 #else
         float wide[LANES];
-        for (int lane = 0; lane < LANES; lane++) wide[lane] = (bits >> lane) & 1 ? value : 0.0f;
+        for (int lane = 0; lane < LANES; lane++) {
+            const int field = SHIFT ? high[lane] << (4 - place) : high[lane] >> place;
+            wide[lane] = ((low[lane] >> SHIFT) & 15) | (field & HIGH_BITS);
+        }
         return load(wide);
 #endif
     }

@@ -5,7 +5,7 @@
 
 namespace segue {
 
-// fp16 numbers of a whole block, then for each 32 inputs: small scales, low bits, a plane of masks for each further bit.
+// fp16 numbers of a whole block, then for each 32 inputs: small scales, low bits, further bits.
 template <int INPUTS_, int HALVES_, int SCALES_, int BITS_>
 struct WideLayout {
     static constexpr int BITS = BITS_;
@@ -16,21 +16,21 @@ struct WideLayout {
     static constexpr int BYTES = HEADER_BYTES + SUBS * SUB_BYTES;
 };
 
-// Values of 32 inputs, 0 … 63.
+// Values of 32 inputs, 0 … 63: nibbles, then bytes that hold the further bits of some inputs each.
 template <int BITS>
-struct Planes {
+struct SplitValues {
     const uint8_t* low;
 
     template <int HALF>
     Lanes row(int number) const {
-        Lanes values = Lanes::from_nibbles<4 * HALF>(low + number * LANES);
-        const uint8_t* masks = low + 16 * LANES + 2 * (16 * HALF + number);
-        SEGUE_UNROLL for (int bit = 4; bit < BITS; bit++, masks += 64) {
-            uint16_t bits;
-            std::memcpy(&bits, masks, sizeof(bits));
-            values = values + Lanes::from_bits(bits, (float)(1 << bit));
+        const uint8_t* nibbles = low + number * LANES;
+        if constexpr (BITS == 4) {
+            return Lanes::from_nibbles<4 * HALF>(nibbles);
+        } else {
+            constexpr int FURTHER = BITS - 4, BYTES = 4 * FURTHER;
+            const uint8_t* high = low + (16 + number % BYTES) * LANES;
+            return Lanes::from_split<4 * HALF, BITS>(nibbles, high, number / BYTES * FURTHER);
         }
-        return values;
     }
 };
 
@@ -38,10 +38,10 @@ struct Planes {
 template <int BITS>
 struct AffineBlock {
     Lanes scale, offset;
-    Planes<BITS> planes;
+    SplitValues<BITS> values;
     template <int HALF>
     Lanes row(int number) const {
-        return fma(scale, planes.template row<HALF>(number), offset);
+        return fma(scale, values.template row<HALF>(number), offset);
     }
 };
 
@@ -79,11 +79,11 @@ struct Q5_K : ScaledMinimum<5> {};
 struct Q6_K : WideLayout<256, 1, 2, 6> {
     struct Block {
         Lanes scales[2];
-        Planes<BITS> planes;
+        SplitValues<BITS> values;
         template <int HALF>
         Lanes row(int number) const {
             const Lanes offset = scales[HALF] * Lanes::broadcast(-32.0f);
-            return fma(scales[HALF], planes.row<HALF>(number), offset);
+            return fma(scales[HALF], values.row<HALF>(number), offset);
         }
     };
     static Block open(const uint8_t* header, const uint8_t* sub) {

@@ -48,7 +48,7 @@ def _cut(whole: Path, folder: Path) -> None:
     # torch takes seconds to import, and mostly nothing is to do
     from safetensors.torch import load_file, save_file
 
-    from shared.engine.gguf.packing import PACKED_FILE, PackedFile, write_packed
+    from shared.engine.gguf.packed_file import PACKED_FILE, PackedFile, write_packed
 
     stored, packed = load_file(whole / "model.safetensors"), PackedFile(whole / PACKED_FILE)
     names = {old: name for old in stored if (name := _name_here(old))}

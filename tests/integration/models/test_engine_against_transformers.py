@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from shared.engine.checkpoint.model_config import read_eos_token_ids
 from shared.engine.gguf.convert import convert, default_gguf
-from shared.engine.gguf.packing import PACKED_FILE, PackedFile, unpack
+from shared.engine.gguf.packed_file import PACKED_FILE, PackedFile
+from shared.engine.gguf.packing import unpack
 from shared.primitives.errors import ModelError
 from tests.unit.engine.driver import Driver
 

@@ -40,7 +40,8 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from shared.engine.gguf.packing import PackedWeight, pack_blocks, write_packed
+from shared.engine.gguf.packed_file import write_packed
+from shared.engine.gguf.packing import PackedWeight, pack_blocks
 
 VOCAB_SIZE = 257
 CONTEXT_LEN = 512

@@ -12,7 +12,8 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from shared.engine.gguf.convert import convert
-from shared.engine.gguf.packing import PACKED_FILE, PackedFile, PackedWeight, unpack, write_packed
+from shared.engine.gguf.packed_file import PACKED_FILE, PackedFile, write_packed
+from shared.engine.gguf.packing import PackedWeight, unpack
 from tests.unit.engine.checkpoint.tiny_gguf import write_tiny_gguf
 from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 

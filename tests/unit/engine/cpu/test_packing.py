@@ -14,12 +14,11 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
+from shared.engine.gguf.packed_file import PACKED_FILE, PackedFile, write_packed
 from shared.engine.gguf.packing import (
     BLOCK_FORMATS,
     FLOAT_KINDS,
-    PACKED_FILE,
     Kind,
-    PackedFile,
     PackedWeight,
     block_inputs,
     narrowest_kind,
@@ -27,7 +26,6 @@ from shared.engine.gguf.packing import (
     pack_float,
     packed_bytes,
     unpack,
-    write_packed,
 )
 from shared.primitives.errors import ModelError
 from tests.doubles.live_bytes import LiveBytes
@@ -192,8 +190,12 @@ def _name_an_unknown_kind(path: Path) -> None:
     _describe(path, "a", kind="q3_k", outputs=16, inputs=64)
 
 
-def _claim_part_of_a_wide_block(path: Path) -> None:
+def _name_the_layout_of_an_older_version(path: Path) -> None:
     _describe(path, "a", kind="q6_k", outputs=16, inputs=64)
+
+
+def _claim_part_of_a_wide_block(path: Path) -> None:
+    _describe(path, "a", kind="q6_k.2", outputs=16, inputs=64)
 
 
 def _claim_another_kind(path: Path) -> None:
@@ -230,6 +232,7 @@ def _store_other_numbers(path: Path) -> None:
         (_misspell_the_metadata, "not a complete file"),
         (_name_another, "name other weights than it holds"),
         (_name_an_unknown_kind, "q3_k"),
+        (_name_the_layout_of_an_older_version, "packed as q6_k, expected .* convert its GGUF file again"),
         (_claim_part_of_a_wide_block, "q6_k needs a multiple of 256 inputs, not 64"),
         (_claim_another_kind, r"should be 1088 bytes \(q8_0, 16 x 64\), is torch.uint8 \[640\]"),
         (_claim_another_shape, r"should be 1280 bytes \(q4_1, 17 x 64\)"),
