@@ -17,10 +17,9 @@ migrates goes from decoding or extending to ready: then its decode worker is the
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from functools import partial
 from math import inf
-from typing import TypeVar
 
 from router.config import RouterConfig
 from router.core.counters import MigrationCause, PauseCause, RouterCounters, WayName
@@ -37,18 +36,20 @@ from router.core.effects import (
 )
 from router.core.fleet.prefix_index import block_names
 from router.core.fleet.worker import KvGroup, Worker
+from router.core.requests.ended_requests import EndedRequests
 from router.core.requests.hand_over import HandOver
 from router.core.requests.lifecycle import RequestEvent, RequestState, next_state
 from router.core.requests.live_request import LiveRequest
 from router.core.requests.reservations import Reservations
 from router.core.requests.sampling_group import SamplingGroups
 from router.core.requests.tenants import Tenant, Tenants
+from router.core.requests.worker_commands import decode_command, prompt_command
 from router.placement_policies import Need, Placement
 from shared.batch.effects import Note
 from shared.primitives.errors import InvariantError
 from shared.wire import messages
 from shared.wire.baton import Baton
-from shared.wire.messages import Decode, Prefill, Serve
+from shared.wire.messages import Prefill, Serve
 from shared.wire.sampled import Logprobs
 
 ROW_NAMES = {
@@ -510,64 +511,3 @@ def _held_up_by(cause: str, live: LiveRequest) -> PauseCause:
         return "moved"
     worker = live.waits_on
     return "lost_prefill" if worker is not None and worker.hello.role == "prefill" else "lost_decode"
-
-
-# ---- what a worker is sent of a request, as of now -------------------------------------------------------------------
-
-
-Whole = TypeVar("Whole", Prefill, Serve)
-
-
-def prompt_command(kind: type[Whole], live: LiveRequest) -> Whole:
-    """Compute the prompt, and what earlier attempts have generated."""
-    request = live.request
-    return kind(
-        rid=live.rid,
-        attempt=live.attempt,
-        token_ids=live.token_ids,
-        prompt_len=len(request.token_ids),
-        params=request.params,
-        priority=request.priority,
-        extra_key=live.extra_key,
-        tenant=live.tenant.key,
-        scored_len=live.scored_len,
-    )
-
-
-def decode_command(live: LiveRequest) -> Decode:
-    """Fetch the pages that the baton names, and go on."""
-    assert live.baton is not None, live.rid
-    request = live.request
-    return Decode(
-        rid=live.rid,
-        attempt=live.attempt,
-        token_ids=live.token_ids,
-        prompt_len=len(request.token_ids),
-        params=request.params,
-        baton=live.baton,
-        priority=request.priority,
-        extra_key=live.extra_key,
-        tenant=live.tenant.key,
-    )
-
-
-# ---- what /debug shows of requests that have ended -------------------------------------------------------------------
-
-
-class EndedRequests:
-    """At most `requests_max` of them; the one that ended first is forgotten first."""
-
-    def __init__(self, requests_max: int):
-        self._requests_max = requests_max
-        self._shown: OrderedDict[str, dict[str, object]] = OrderedDict()
-
-    def add(self, live: LiveRequest) -> None:
-        """Remember what is shown of a request at its end."""
-        self._shown.pop(live.rid, None)
-        self._shown[live.rid] = live.debug()
-        while len(self._shown) > self._requests_max:
-            self._shown.popitem(last=False)
-
-    def get(self, rid: str) -> dict[str, object] | None:
-        """What is shown of it; None: not known (any more)."""
-        return self._shown.get(rid)
