@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -46,6 +47,18 @@ typedef int32_t IntRegister __attribute__((vector_size(WIDTH * sizeof(int32_t)))
 struct Lanes {
     Register part[PARTS];
 
+    Lanes() = default;
+    Lanes(const Lanes&) = default;
+    template <class... Parts>
+        requires(sizeof...(Parts) == PARTS && (std::is_same_v<Parts, Register> && ...))
+    Lanes(Parts... parts) : part{parts...} {}
+
+    // In registers: gcc copies an array of them through memory, in pieces that later loads wait for.
+    Lanes& operator=(const Lanes& other) {
+        SEGUE_UNROLL for (int number = 0; number < PARTS; number++) part[number] = other.part[number];
+        return *this;
+    }
+
     static Lanes broadcast(float value) {
         Lanes lanes;
         SEGUE_UNROLL for (auto& part : lanes.part) part = value - Register{};
@@ -60,11 +73,11 @@ struct Lanes {
 
     static Lanes load(const Half* from) {
 #if defined(__AVX512F__)
-        return {{(Register)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from))}};
+        return {(Register)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from))};
 #elif defined(__AVX2__) && defined(__FMA__)
         const auto* halves = (const __m128i*)from;
-        return {{(Register)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
-                 (Register)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))}};
+        return {(Register)_mm256_cvtph_ps(_mm_loadu_si128(halves)),
+                 (Register)_mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
 #else
         float wide[LANES];
         for (int lane = 0; lane < LANES; lane++) wide[lane] = from[lane];
@@ -74,11 +87,11 @@ struct Lanes {
 
     static Lanes load(const BFloat* from) {
 #if defined(__AVX512F__)
-        return {{(Register)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16)}};
+        return {(Register)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from)), 16)};
 #elif defined(__AVX2__) && defined(__FMA__)
         const auto* halves = (const __m128i*)from;
-        return {{(Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16),
-                 (Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1)), 16)}};
+        return {(Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), 16),
+                 (Register)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1)), 16)};
 #else
         float wide[LANES];
         for (int lane = 0; lane < LANES; lane++) {
@@ -99,10 +112,10 @@ struct Lanes {
 
     static Lanes from_signed_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
-        return {{(Register)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)))}};
+        return {(Register)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)))};
 #elif defined(__AVX2__) && defined(__FMA__)
-        return {{(Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from))),
-                 (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8))))}};
+        return {(Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from))),
+                 (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(from + 8))))};
 #else
         float wide[LANES];
         for (int lane = 0; lane < LANES; lane++) wide[lane] = (int8_t)from[lane];
@@ -116,7 +129,7 @@ struct Lanes {
 #if defined(__AVX512F__)
         __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from));
         bytes = SHIFT ? _mm512_srli_epi32(bytes, SHIFT) : _mm512_and_si512(bytes, _mm512_set1_epi32(15));
-        return {{(Register)_mm512_cvtepi32_ps(bytes)}};
+        return {(Register)_mm512_cvtepi32_ps(bytes)};
 #elif defined(__AVX2__) && defined(__FMA__)
         Lanes lanes;
         SEGUE_UNROLL for (int half = 0; half < 2; half++) {
@@ -144,10 +157,10 @@ struct Lanes {
         __m128i bytes = SHIFT ? _mm_sll_epi16(fields, _mm_cvtsi32_si128(4 - place)) : _mm_srl_epi16(fields, _mm_cvtsi32_si128(place));
         bytes = _mm_or_si128(nibbles, _mm_and_si128(bytes, _mm_set1_epi8(HIGH_BITS)));
 #if defined(__AVX512F__)
-        return {{(Register)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}};
+        return {(Register)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
 #else
-        return {{(Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
-                 (Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))}};
+        return {(Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+                 (Register)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
 #endif
 #else
         float wide[LANES];

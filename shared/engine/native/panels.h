@@ -150,16 +150,16 @@ constexpr int panels_beside(int rows) {
     return 1;
 }
 
-// sums[row][panel] += x[row, 0 … inputs) · panel
+// sums[row][panel] += x[row, 0 … inputs) · panel. Never a call: the sums would lie in memory.
 template <class Panel, int ROWS, int PANELS>
-inline void multiply(
+[[gnu::always_inline]] inline void multiply(
     const float* x, long x_stride, const Panel (&panels)[PANELS], int inputs, Lanes (&sums)[ROWS][PANELS]) {
     const int rows = Panel::rows(inputs);
     const int blocks = inputs / (rows * Panel::HALVES);
     for (int number = 0; number < blocks; number++) {
         typename Panel::Block block[PANELS];
         SEGUE_UNROLL for (int panel = 0; panel < PANELS; panel++) block[panel] = panels[panel].block(number);
-        auto half = [&]<int HALF>() {
+        auto half = [&]<int HALF>() __attribute__((always_inline)) {
             for (int row = 0; row < rows; row++, x++) {
                 Lanes weights[PANELS];
                 SEGUE_UNROLL for (int panel = 0; panel < PANELS; panel++) weights[panel] =
