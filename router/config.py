@@ -352,7 +352,7 @@ class RouterConfig(ProcessConfig):
         "Where none of them has room, all are. In a fleet with no more workers of a role, all are compared at once.",
     )
     losses_max: PositiveInt = Field(
-        default=3,
+        default=5,
         description="Workers that one request may lose before it fails, with fewer than 32 tokens between a loss and "
         "the next. A request that kills workers cannot kill all.",
     )

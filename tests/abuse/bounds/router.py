@@ -308,7 +308,7 @@ ROUTER_BOUNDS = (
     Bound(
         "losses_max",
         "500",
-        "five workers before it comes 32 tokens further: three losses of two that die together, and the last ends it",
+        "nine workers before it comes 32 tokens further: five losses of two that die together, and the last ends it",
         f"{UNIT}/core/worker_events/test_dispatch_losses.py::test_a_request_that_kills_at_once_whatever_takes_it_cannot_kill_all",
     ),
     Bound(
