@@ -41,7 +41,7 @@ BLOCK_INPUTS = 32
 #     small scales        [2][16 outputs]                         K-quants alone
 #     low bits            uint8 [16][16 outputs]                  byte j: input j low, input j + 16 high
 #     further bits        uint8 [4 a bit][16 outputs]             byte j: inputs j, j + 4, … with one further bit,
-#                                                                 j, j + 8, j + 16, j + 24 with two; see `_further`
+#                                                                 j, j + 8, j + 16, j + 24 with two; see `_places`
 #
 #              scales of 32 inputs                weight
 #     q5_0     none                               scale * (q - 16)
