@@ -198,9 +198,14 @@ class ChildProcesses:
         service: Service,
         liveness: Liveness = Liveness(),
         kills_fd: int = -1,
+        grace_seconds: float = GRACE_SECONDS,
     ):
-        """`kills_fd`: names of workers come out of it, a line each, that are to be killed; -1: nobody asks."""
+        """`kills_fd`: names of workers come out of it, a line each, that are to be killed; -1: nobody asks.
+
+        `grace_seconds`: from the signal that ends a child to SIGKILL.
+        """
         self._kills_fd = kills_fd
+        self._grace_seconds = grace_seconds
         self._children = {child.name: child for child in children}
         self._liveness = liveness
         self._console = console
@@ -208,7 +213,7 @@ class ChildProcesses:
         self._workers = sum(child.role != "router" for child in children)
         self._policy = RestartPolicy(list(self._children))
         self._running: dict[str, ChildProcess] = {}
-        self._stop = threading.Event()
+        self._stopping = False
         self._began_at = time.monotonic()
         self._announced = False
         self._lifeline, self._held_end = os.pipe()  # the kernel closes the held end when this process ends
@@ -216,20 +221,25 @@ class ChildProcesses:
     def run(self) -> None:
         """Start, watch and restart until SIGINT or SIGTERM. Raises StartError when a child cannot start."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._stop.set())
+            signal.signal(number, self._stop)
         try:
-            while not self._stop.wait(POLL_SECONDS):
+            while not self._stopping:
                 self._start_due()
                 self._kill_hanging()
                 self._kill_asked()
                 self._notice_ended()
                 self._notice_ready()
                 self._announce_once()
+                time.sleep(POLL_SECONDS)
             self._console.stop_progress()
             self._console.print_line("ending")
         finally:
             self._console.stop_progress()
             self._end_all()
+
+    def _stop(self, *_: object) -> None:
+        """Handle a signal. It takes no lock, as an Event would: the thread that it interrupts may hold the lock."""
+        self._stopping = True
 
     def _start_due(self) -> None:
         for name in self._policy.due(time.monotonic()):
@@ -290,9 +300,9 @@ class ChildProcesses:
     def _end_all(self) -> None:
         for running in self._running.values():
             running.interrupt()
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + self._grace_seconds
         for name, running in self._running.items():
             if not running.ended_within(max(0.0, deadline - time.monotonic())):
-                self._console.print_line(f"{name} did not end within {GRACE_SECONDS:g} s: killed")
+                self._console.print_line(f"{name} did not end within {self._grace_seconds:g} s: killed")
         os.close(self._lifeline)
         os.close(self._held_end)

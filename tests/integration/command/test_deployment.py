@@ -53,7 +53,7 @@ def test_a_signal_to_the_parent_alone_ends_all_within_five_seconds(
 
 
 def test_children_that_are_too_busy_to_answer_end_at_once(start: Start) -> None:
-    deployment = start("busy", "busy", "busy")
+    deployment = start("busy", "busy", "busy", "--grace-seconds", "60")
     for _ in range(3):
         deployment.line(lambda line: line.endswith("| listening"), 30)
     pids = [deployment.process.pid, *deployment.children()]

@@ -15,9 +15,9 @@ import os
 import signal
 import socket
 import sys
-import threading
+from queue import SimpleQueue
 
-from shared.local.children import HOST, Child, ChildProcesses, Liveness
+from shared.local.children import GRACE_SECONDS, HOST, Child, ChildProcesses, Liveness
 from shared.local.console import Service, StartupConsole
 from shared.primitives.errors import StartError
 from shared.process.admin_port import AdminPort
@@ -36,9 +36,9 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
         sys.stderr.write("a line of a log\n" * (1 << 16))  # more than a pipe holds
     if kind == "broken":
         exit_with_error(f"{MODULE}: the flux capacitor is missing")
-    stop = threading.Event()
+    stop = SimpleQueue[int]()  # a handler may put into it, whatever the thread holds that it interrupts
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda *_: stop.set())
+        signal.signal(number, signal.SIG_IGN if kind == "stubborn" else lambda number, _: stop.put(number))
     if kind == "busy":
         be_busy(port, stop)
         return
@@ -47,20 +47,20 @@ def be_child(kind: str, port: int, lifeline: int) -> None:
     health.beat()
     health.become_ready()
     admin = AdminPort(HOST, port, probe_pages(health, Metrics("decode")))
-    stop.wait()
+    stop.get()
     admin.close()
 
 
-def be_busy(port: int, stop: threading.Event) -> None:
+def be_busy(port: int, stop: SimpleQueue[int]) -> None:
     """Accept connections, answer none, and end by SIGINT alone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.create_server((HOST, port)):
         sys.stderr.write("listening\n")
         sys.stderr.flush()
-        stop.wait()
+        stop.get()
 
 
-def be_parent(kinds: list[str]) -> None:
+def be_parent(kinds: list[str], grace_seconds: float) -> None:
     """Run the deployment until a signal."""
     holders = [socket.socket() for _ in kinds]
     children = []
@@ -74,7 +74,7 @@ def be_parent(kinds: list[str]) -> None:
         )
     try:
         liveness = Liveness(period_seconds=0.2)
-        ChildProcesses(children, StartupConsole(), NOWHERE, liveness).run()
+        ChildProcesses(children, StartupConsole(), NOWHERE, liveness, grace_seconds=grace_seconds).run()
     except StartError as error:
         exit_with_error(f"up: {error}")
 
@@ -83,13 +83,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=MODULE)
     parser.add_argument("--child", default="")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--grace-seconds", type=float, default=GRACE_SECONDS)
     parser.add_argument("--lifeline-fd", type=int, default=-1)
     parser.add_argument("kinds", nargs="*")
     arguments = parser.parse_args()
     if arguments.child:
         be_child(arguments.child, arguments.port, arguments.lifeline_fd)
     else:
-        be_parent(arguments.kinds)
+        be_parent(arguments.kinds, arguments.grace_seconds)
 
 
 if __name__ == "__main__":
