@@ -261,7 +261,7 @@ class RouterConfig(ProcessConfig):
         "harmony. auto: as its tokenizer or chat template shows. none: thoughts are content.",
     )
     stream_backlog_bytes: PositiveInt = Field(
-        default=1 << 20,
+        default=16 << 20,  # 64 choices with 20 logprobs each take it in 90 tokens
         description="Unread bytes of a stream before its connection is closed. Such a client reads too slowly.",
     )
     keepalive_seconds: Seconds = Field(

@@ -27,6 +27,7 @@ from router.config import RouterConfig
 from tests.abuse.probing import ProbingClient, seconds_to_answer
 from tests.abuse.procfs import PeakMemory, cpu_seconds
 from tests.abuse.target import ADDRESS_SPACE_BYTES, MIB
+from tests.abuse.wire import connect, post
 from tests.link_keys import write_new_keys
 from tests.unit.router.tiny_model import write_folder
 from tests.waiting import until
@@ -36,6 +37,7 @@ GROWN_MIB = 64  # by one answer at most
 BUDGET_BYTES = RouterConfig().answers_bytes_max  # by all of them, beside what one costs
 ANSWER_SECONDS_MAX = 120.0  # ends a case that hangs
 READ_BYTES = 1 << 18
+RECEIVE_BYTES = 4096  # of a client's kernel, so that what it does not read stays with the router
 ALL_REPORTED: dict[str, Any] = {"echo": True, "logprobs": 20, "prompt_logprobs": 20}
 USER = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {f"p{at}": {"type": "string"} for at in range(64)}}
@@ -203,6 +205,19 @@ def test_the_heaviest_answer_costs_little_and_nobody_else_waits(
 ) -> None:
     with router.growth_below(GROWN_MIB * MIB), router.others.window():
         assert router.status_of(asked) == asked.status
+
+
+def test_a_client_that_pauses_gets_all_of_the_heaviest_stream(router: SmallRouter) -> None:
+    streamed = chat(n=64, logprobs=True, top_logprobs=20, stream=True)
+    alone = chat(logprobs=True, top_logprobs=20)  # it is as long and begins later, so it ends later
+    with router.growth_below(GROWN_MIB * MIB), connect(router.port, "127.0.0.2", RECEIVE_BYTES) as client:
+        client.sendall(post(streamed.path, streamed.body()))
+        assert router.status_of(alone) == 200
+        with http.client.HTTPResponse(client) as answer:
+            answer.begin()
+            events = answer.read()
+    assert events.count(b'"token":') > 50 * 64
+    assert events.endswith(b"data: [DONE]\n\n")
 
 
 def test_many_of_the_heaviest_at_once_stay_within_the_budget(router: SmallRouter) -> None:

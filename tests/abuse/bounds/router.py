@@ -57,8 +57,8 @@ ROUTER_BOUNDS = (
     Bound(
         "stream_backlog_bytes",
         "the connection is cut",
-        "1 MiB a stream, and among the 64 MiB of all unread answers",
-        f"{ENDED}[a stream that nobody reads]",
+        "16 MiB a stream, and among the 64 MiB of all unread answers",
+        f"{UNIT}/openai/test_api_trouble.py::test_a_client_that_does_not_read_its_stream_is_cut",
     ),
     Bound(
         "AHEAD_SECONDS_MAX",
