@@ -69,23 +69,15 @@ class Intake:
 
     def admit(self, req: Req, baton: Baton, now: float) -> None:
         """Start fetching what is not cached here, or refuse."""
-        self.memory.match(req, baton.kv_len)
-        missing = self.memory.pages_for(baton.kv_len) - len(req.pages)
-        if not self._has_slot_and_pages(req, missing):
-            self._refuse_for_room(req)
-            return
-        self._take_slot(req)
-        if arrived := self.transfer_queue.start(req, baton, now):
+        missing = self._find_room(req, baton.kv_len, baton.kv_len)
+        if missing is not None and (arrived := self.transfer_queue.start(req, baton, now)):
             self.join(arrived)
 
     def start_prompt(self, req: Req) -> None:
         """Start to compute what is not cached here, or refuse."""
-        self.memory.match(req, req.reusable_len)
-        missing = self.memory.pages_for(len(req.token_ids)) - len(req.pages)
-        if not self._has_slot_and_pages(req, missing):
-            self._refuse_for_room(req)
+        missing = self._find_room(req, req.reusable_len, len(req.token_ids))
+        if missing is None:
             return
-        self._take_slot(req)
         self.memory.allocate(req, missing)
         self.admission.on_landed(req)
         self.states.advance(req, DecodeEvent.EXTEND_STARTED)
@@ -118,6 +110,19 @@ class Intake:
             return None
         self.endings.reqs[req.rid] = req
         return req
+
+    def _find_room(self, req: Req, cached_len_max: int, kv_len: int) -> int | None:
+        """Take a slot for `kv_len` tokens, of which the cache may give so many, or refuse.
+
+        Returns how many pages the request misses, which are free now; None if it is refused.
+        """
+        self.memory.match(req, cached_len_max)
+        missing = self.memory.pages_for(kv_len) - len(req.pages)
+        if not self._has_slot_and_pages(req, missing):
+            self._refuse_for_room(req)
+            return None
+        self._take_slot(req)
+        return missing
 
     def _has_slot_and_pages(self, req: Req, missing: int) -> bool:
         """Whether the request may come in. Its `missing` pages, beside those that it has locked, are free then."""
