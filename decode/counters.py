@@ -29,6 +29,12 @@ FETCH_FAILURES = CounterMetric(
     ("cause",),
 )
 
+PREFIX_WAITS = CounterMetric(
+    "segue_prefix_waits_total",
+    "Requests that waited until another one had fetched or computed the prefix that both have.",
+    ("by",),
+)
+
 
 @all_declared
 @dataclass(slots=True)
@@ -43,10 +49,8 @@ class DecodeCounters(LeaseCounters):
     unreachable: int = counted(FETCH_FAILURES, cause="unreachable")
     no_room: int = total("segue_no_room_total", "Requests refused because pages or slots were lacking.")
     joined: int = total("segue_joins_total", "Requests that joined the running batch from a baton.")
-    waited_for_prefix: int = total(
-        "segue_prefix_waits_total",
-        "Requests that waited until another one had fetched the prefix that both have.",
-    )
+    waited_for_prefix: int = counted(PREFIX_WAITS, by="fetch")
+    waited_for_prompt: int = counted(PREFIX_WAITS, by="compute")
     full_hits: int = total(
         "segue_full_hits_total", "Requests that joined without a fetch: all pages were cached here."
     )

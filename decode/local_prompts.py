@@ -8,7 +8,8 @@ its first token; the rows of one that is computed again sample nothing, since it
 whose pages have arrived. Rows that decode get their next token within `itl_target_seconds`.
 
 Requests are computed in the order in which they started, but for short ones: a step that cuts a request saves
-`SHORT_SHARE` of its tokens for those behind, and one that fits what was saved goes first.
+`SHORT_SHARE` of its tokens for those behind, and one that fits what was saved goes first. One whose next page another
+computes waits until that one is done, and takes what they share from the cache.
 """
 
 from __future__ import annotations
@@ -44,11 +45,23 @@ class Prompt:
     req: Req
     samples: bool  # its first token is not known; otherwise it is computed again
     seconds: float = 0.0  # of the device for it
+    awaited: Prompt | None = None  # computes a prefix that both have
+    awaited_len: int = 0  # tokens of that prefix, in whole pages
 
     @property
     def end(self) -> int:
         """Tokens to compute."""
         return len(self.req.token_ids) - (not self.samples)
+
+    @property
+    def reusable_len(self) -> int:
+        """Tokens that may come from the cache; at least one is computed."""
+        return self.req.reusable_len if self.samples else self.end - 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step was planned that computes some of it."""
+        return self.req.launched_len > self.req.cached_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +120,8 @@ class LocalPrompts:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that no step in flight computes."""
-        return sum(prompt.end - req.launched_len for req, prompt in self._prompts.items())
+        """Tokens that no step in flight computes, without those that requests take from others."""
+        return sum(each.end - max(each.req.launched_len, each.awaited_len) for each in self._prompts.values())
 
     def rate(self, decode_rows: int) -> ExtendRate:
         """How fast prompts are computed here beside so many rows that decode."""
@@ -120,12 +133,14 @@ class LocalPrompts:
     def start(self, req: Req, *, samples: bool) -> None:
         """Compute the request from its first token on that is not cached; it has the pages of all its tokens."""
         req.kv_len = req.launched_len = req.cached_len
-        self._prompts[req] = Prompt(req, samples)
+        self._prompts[req] = prompt = Prompt(req, samples)
         if samples:
             self.counters.local_prompts += 1
             self.counters.cached_tokens += req.cached_len
         else:
             self.counters.recomputed += 1
+        self._look_for_awaited(prompt)
+        self.counters.waited_for_prompt += prompt.awaited is not None
 
     def leave(self, req: Req) -> None:
         """Stop: the request has ended. It may still have a row in the step in flight."""
@@ -140,8 +155,10 @@ class LocalPrompts:
             return (), ()
         if self._without:
             self.cost.least.doubt()
-        self._without = 0
         extends = self._chunks(decode_rows)
+        if not extends:
+            return (), ()  # all wait for what the step in flight computes
+        self._without = 0
         joins, rows = list[SlotJoin](), list[ExtendRow]()
         for req, start, end in ((each.req, each.start, each.end) for each in extends):
             assert req.slot is not None
@@ -151,10 +168,9 @@ class LocalPrompts:
             scores = req.scores(start, end) if self._prompts[req].samples else ()
             rows.append(ExtendRow(req.slot, req.token_ids[start:end], start, samples, scores))
             req.launched_len = end
-        if extends:
-            planned = [(self._prompts[each.req], each) for each in extends]
-            self._planned[step] = planned, self._bound_seconds(decode_rows)
-            self.counters.extend_tokens += sum(each.end - each.start for each in extends)
+        planned = [(self._prompts[each.req], each) for each in extends]
+        self._planned[step] = planned, self._bound_seconds(decode_rows)
+        self.counters.extend_tokens += sum(each.end - each.start for each in extends)
         return tuple(joins), tuple(rows)
 
     def settle(self, batch: ScheduleBatch, seconds: float) -> list[Settled]:
@@ -181,6 +197,46 @@ class LocalPrompts:
             self.memory.commit_and_dedupe(done)  # the slot's next join names the pages anew
         return settled
 
+    def _look_for_awaited(self, prompt: Prompt) -> None:
+        """Find who computes the next page of a request that has not begun: of those that started before it, if any."""
+        req, page_size = prompt.req, self.memory.page_size
+        prompt.awaited, prompt.awaited_len = None, 0
+        start, end = req.cached_len, req.cached_len + page_size
+        if end > prompt.reusable_len:
+            return
+        for other in self._prompts.values():
+            if other is prompt:
+                return
+            if end <= other.end and req.begins_like(other.req, start, end):
+                most = min(prompt.reusable_len, other.end)
+                while (
+                    end + page_size <= most
+                    and req.token_ids[end : end + page_size] == other.req.token_ids[end : end + page_size]
+                ):
+                    end += page_size
+                prompt.awaited, prompt.awaited_len = other, end
+                return
+
+    def _waits(self, prompt: Prompt) -> bool:
+        """Whether another one computes the next page of the request.
+
+        A request that has waited takes what is cached by now.
+        """
+        if prompt.begun:
+            return False
+        if prompt.awaited is not None:
+            if self._prompts.get(prompt.awaited.req) is prompt.awaited:
+                return True
+            self._take_cached(prompt)
+            self._look_for_awaited(prompt)
+        return prompt.awaited is not None
+
+    def _take_cached(self, prompt: Prompt) -> None:
+        req = prompt.req
+        gained = self.memory.rematch(req, prompt.reusable_len)
+        req.kv_len = req.launched_len = req.cached_len
+        self.counters.cached_tokens += gained * prompt.samples
+
     def _asks_first(self, decode_rows: int) -> bool:
         """Whether this step shows what so many rows cost alone: once for each number of them that was not seen yet."""
         if not decode_rows or decode_rows in self._asked or self.cost.knows_decode(decode_rows):
@@ -191,7 +247,7 @@ class LocalPrompts:
     def _chunks(self, decode_rows: int) -> list[Extend]:
         """The next tokens of each in turn, until the step's tokens or its time are used up."""
         bound, left = self._bound_seconds(decode_rows), self.tokens_max
-        chunks, masked = list[Extend](), False
+        chunks, masked, of_short = list[Extend](), False, 0
         short, others = self._in_turn()
         for prompt in [*short, *others]:
             req, start, all_tokens = prompt.req, prompt.req.launched_len, prompt.end
@@ -209,13 +265,14 @@ class LocalPrompts:
                 break  # the mask of a first token takes what it takes: one a step, for streams wait for it
             masked |= needs_mask
             chunks.append(Extend(req, start, end, last=end == all_tokens))
+            of_short += (end - start) * (prompt in short)
             if end < all_tokens or self.cost.extend is None:
                 break
             left -= end - start
             bound -= self.cost.extend.seconds(start, end - start)
             if left < self.memory.page_size or bound <= self.cost.decode_seconds(decode_rows):
                 break
-        self._saved -= sum(each.end - each.start for each in chunks[: len(short)])
+        self._saved -= of_short
         if chunks and not chunks[-1].last:
             self._saved += SHORT_SHARE * sum(each.end - each.start for each in chunks)
             self._saved = min(self._saved, self.tokens_max)
@@ -226,6 +283,8 @@ class LocalPrompts:
         short, others = list[Prompt](), list[Prompt]()
         saved, first_tokens = self._saved, 0
         for prompt in self._prompts.values():
+            if self._waits(prompt):
+                continue
             tokens = prompt.end - prompt.req.launched_len
             if not tokens:
                 continue  # its last row is in flight

@@ -107,12 +107,8 @@ class TransferQueue:
         end = cached + self.memory.page_size
         if end > baton.kv_len:
             return False
-        wanted, page = req.token_ids[:end], req.token_ids[cached:end]
         for other in self._transferring.values():
-            if other.token_ids[cached:end] != page:
-                continue  # by far the most: the whole prefix need not be compared
-            same = other.extra_key == req.extra_key and other.token_ids[:end] == wanted
-            if same and end < len(other.token_ids):
+            if end < len(other.token_ids) and req.begins_like(other, cached, end):
                 self._waiting.append((req, baton, other))
                 self.counters.waited_for_prefix += 1
                 return True

@@ -96,6 +96,15 @@ class Req:
         unscored = self.params.prompt_logprobs >= 0 and self.scored_len < self.prompt_len
         return self.scored_len - 1 if unscored else len(self.token_ids) - 1
 
+    def begins_like(self, other: Req, start: int, end: int) -> bool:
+        """Whether both have the same first `end` tokens and may share their KV.
+
+        `start` … `end` - 1 are compared first, where most differ: so the rest is hardly ever looked at.
+        """
+        if self.token_ids[start:end] != other.token_ids[start:end] or self.extra_key != other.extra_key:
+            return False
+        return end <= len(self.token_ids) and self.token_ids[:start] == other.token_ids[:start]
+
     def scores(self, start: int, end: int) -> list[int]:
         """The tokens behind positions `start` … `end` - 1 whose logprobs are asked for; none of them: empty."""
         last = min(end, self.prompt_len - 1)

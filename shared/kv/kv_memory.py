@@ -82,6 +82,25 @@ class KvMemory:
         req.owned = []
         req.cached_len = len(found.pages) * self.page_size
 
+    def rematch(self, req: Req, tokens: int) -> int:
+        """Take what has come into the cache since `match`, in place of own pages; returns how many tokens that is.
+
+        Call it only for a request of which no step has computed anything.
+        """
+        found = self.cache.match_prefix(req.token_ids[:tokens], req.extra_key)
+        kept = len(req.pages) - len(req.owned)
+        gained = len(found.pages) - kept
+        if gained <= 0:
+            return 0
+        self.cache.lock(found.node)
+        self._unlock(req)
+        self.pool.retire(req.owned[:gained], PageState.OWNED, after_step=0)
+        req.node = found.node
+        req.pages[: len(found.pages)] = found.pages
+        del req.owned[:gained]
+        req.cached_len = len(found.pages) * self.page_size
+        return gained * self.page_size
+
     def unmatch(self, req: Req) -> None:
         """Undo `match` of a request that no step has seen; `cached_len` stays, as an estimate."""
         assert isinstance(req.node, Node)

@@ -301,7 +301,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "reqps",
             (
                 one("segue_full_hits_total", "all cached"),
-                one("segue_prefix_waits_total", "waited for another's fetch"),
+                one("segue_prefix_waits_total", "waited for a prefix that another one brought"),
             ),
         ),
         Panel(

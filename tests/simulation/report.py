@@ -65,6 +65,7 @@ FINER = ["gone from prefill", "gone from decode", "in flight in decode", "betwee
 PREFILL_PATHS = ["chunks", "cached_tokens", "leases_expired", "refused", "cancelled"]
 DECODE_PATHS = [
     "waited_for_prefix",
+    "waited_for_prompt",
     "full_hits",
     "cached_tokens",
     "no_room",

@@ -162,9 +162,11 @@ class JudgedDecode(JudgedForeseen):
     def _judge_short(self, rows: Sequence[ExtendRow], there: list[Req]) -> None:
         """Those that go past the first get no more than was saved for them, and each that fits what is left does."""
         computed = {row.slot: len(row.token_ids) for row in rows}
+        waiting = self._judge_shared(rows)
         tokens = {
             each.req: each.end - each.req.launched_len + computed.get(each.req.slot or 0, 0)
             for each in self._prompts.in_order
+            if each.req not in waiting
         }
         first = next(req for req, count in tokens.items() if count)
         slots = [row.slot for row in rows]
@@ -186,6 +188,29 @@ class JudgedDecode(JudgedForeseen):
         last = next(req for req in tokens if req.slot == slots[-1])
         if tokens[last] > computed[slots[-1]]:
             self._saved = min(self._saved + SHORT_SHARE * sum(computed.values()), self._local_tokens_max)
+
+    def _judge_shared(self, rows: Sequence[ExtendRow]) -> set[Req]:
+        """No prompt begins with a page that one before it computes; returns those that wait for one."""
+        starts, waiting = {row.slot: row.start for row in rows}, set[Req]()
+        in_order, page = self._prompts.in_order, self.memory.page_size
+        for place, each in enumerate(in_order):
+            req = each.req
+            end = req.cached_len + page
+            begins = starts.get(req.slot or 0) == req.cached_len
+            if end > each.reusable_len or not (begins or req.launched_len == req.cached_len):
+                continue
+            before = [
+                other.req.rid
+                for other in in_order[:place]
+                if other.end >= end
+                and other.req.token_ids[:end] == req.token_ids[:end]
+                and other.req.extra_key == req.extra_key
+            ]
+            assert not (begins and before), f"{req.rid} computes anew what {before} compute"
+            if before:
+                waiting.add(req)
+        self.judged["a prompt waits for what another one computes"] += len(waiting)
+        return waiting
 
     def _judge_resumed(self) -> None:
         """Resume requests, as `plan` does first, and judge what is left."""

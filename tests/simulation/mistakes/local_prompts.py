@@ -114,7 +114,17 @@ def _none_of_those_kept(slots: Any, worker: Any, tenant: str, *, more_than: int)
 
 
 def _left(prompts: Any) -> list[Any]:
-    return [each for each in prompts.in_order if each.req.launched_len < each.end]
+    waits = get(prompts, "a prompt waits for another one at decode")
+    return [each for each in prompts.in_order if not waits(each) and each.req.launched_len < each.end]
+
+
+def _as_if_computed(waits: Any, prompts: Any, prompt: Any) -> bool:
+    """A prompt begins behind what another one is still computing, in pages of its own."""
+    if waits(prompts, prompt):
+        req = prompt.req
+        req.cached_len = req.launched_len = req.kv_len = prompt.awaited_len
+        prompt.awaited = None
+    return False
 
 
 MISTAKES: dict[str, Mistakes] = {
@@ -176,6 +186,12 @@ MISTAKES: dict[str, Mistakes] = {
             "what streams cost a prompt beside them": lambda real, worker, tokens, rate: (
                 -real(worker, tokens, rate)
             )
+        },
+        "prompts that begin alike are computed one beside the other": {
+            "a prompt waits for another one at decode": gives(False)
+        },
+        "a prompt begins behind what another one is still computing": {
+            "a prompt waits for another one at decode": _as_if_computed
         },
         "short prompts go past a long one at decode as long as they come": {
             "which prompts go first at decode": lambda _, prompts: (

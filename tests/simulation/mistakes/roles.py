@@ -178,6 +178,7 @@ PLACES: dict[str, dict[str, str]] = {
         "chunks of what is computed at decode": "_chunks",
         "rows of what is computed at decode": "plan",
         "which prompts go first at decode": "_in_turn",
+        "a prompt waits for another one at decode": "_waits",
         "prompts of a step are settled": "settle",
     },
     "decode.turns.Turns": {"how long a turn is": "seconds", "turns are over": "over"},

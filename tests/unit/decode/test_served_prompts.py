@@ -113,6 +113,54 @@ def test_what_is_cached_is_not_computed_again() -> None:
     assert bench.core.counters.extend_tokens == 32
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_another_one_computes_is_computed_once(overlap: bool) -> None:
+    bench = bench_with(overlap=overlap)
+    bench.send(*[serve(rid, (*prompt(28), *prompt(5, 2 + number))) for number, rid in enumerate("abc")])
+    bench.send(serve("d", prompt(9, 9)))
+    bench.run()
+    assert {said.rid: said.cached_tokens for said in bench.said(Prefilled)} == {
+        "a": 0,
+        "b": 28,
+        "c": 28,
+        "d": 0,
+    }
+    assert bench.core.counters.extend_tokens == 33 + 5 + 5 + 9
+    assert bench.core.counters.cached_tokens == 2 * 28
+    assert bench.core.counters.waited_for_prompt == 2
+    assert bench.holds_nothing
+
+
+def test_prompts_that_wait_for_one_that_is_cancelled_are_computed_and_the_next_one_is_awaited() -> None:
+    bench = bench_with()
+    bench.send(*[serve(rid, (*prompt(28), *prompt(5, 2 + number))) for number, rid in enumerate("abc")])
+    bench.run_until(lambda: bench.core.counters.extend_tokens > 8)
+    bench.send(Cancel("a", 1))
+    bench.run()
+    told = {said.rid: said.cached_tokens for said in bench.said(Prefilled)}
+    assert told == {"b": 8, "c": 28}, "what was computed of the first is kept"
+    assert bench.holds_nothing
+
+
+def test_routers_hear_of_the_tokens_that_will_be_computed() -> None:
+    bench = bench_with(local_tokens_max=4)
+    bench.send(serve("a", prompt(28)), serve("b", (*prompt(28), *prompt(5, 2))))
+    bench.turn()
+    bench.now += 10
+    bench.turn()
+    computed = bench.core.counters.extend_tokens
+    assert bench.said(Load)[-1].queued_tokens in (33 - computed, 33 - computed + 4)
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_waits_for_nobody() -> None:
+    bench = bench_with()
+    asked = msgspec.structs.replace(params(2), prompt_logprobs=0)
+    bench.send(serve("a", prompt(28)), msgspec.structs.replace(serve("b", (*prompt(28), 7)), params=asked))
+    bench.run()
+    assert [said.cached_tokens for said in bench.said(Prefilled)] == [0, 0]
+    assert bench.core.counters.waited_for_prompt == 0
+
+
 @pytest.mark.parametrize(("answer", "finish"), [((EOS,), "stop"), ((7,), "length")])
 def test_it_may_end_with_its_first_token(answer: tuple[int, ...], finish: str) -> None:
     bench = bench_with()

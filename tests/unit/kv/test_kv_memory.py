@@ -153,6 +153,24 @@ def test_sharing_keeps_the_pages_behind_the_shared_ones() -> None:
     assert memory.available_pages == 8
 
 
+def test_what_has_come_into_the_cache_takes_the_place_of_own_pages() -> None:
+    memory = KvMemory(9, PAGE_SIZE)
+    first, second = computed(memory, request(8)), computed(memory, request(14, sequence=2))
+    assert memory.rematch(second, 13) == 0, "nothing has come"
+    tail = second.pages[2:]
+    memory.commit(first)
+    assert memory.rematch(second, 7) == PAGE_SIZE, "no more than it may reuse"
+    assert memory.rematch(second, 13) == PAGE_SIZE
+    assert (second.pages, second.owned, second.cached_len) == ([*first.pages, *tail], tail, 8)
+    assert memory.pool.free == 5, "its own pages are free at once: no step has seen them"
+    memory.release(first)
+    assert memory.allocate(request(36, family=2), 7) is None, "what it took is locked"
+    memory.release(second)
+    memory.pool.reclaim(memory.launched_step)
+    memory.check()
+    assert memory.available_pages == 9
+
+
 def test_a_request_would_free_what_nobody_else_locks() -> None:
     memory = KvMemory(12, PAGE_SIZE)
     first = computed(memory, request(9))
