@@ -132,7 +132,7 @@ def main() -> int:
         int(sys.argv[4]),
     )
     hide_torch()
-    from transformers import AutoTokenizer  # noqa: F401  # the bounds are beside what imports take
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  # bounds are beside what imports take
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with open("/proc/self/statm", encoding="ascii") as file:

@@ -251,10 +251,16 @@ class _GuardingMarks:
 
 
 def _load(folder: Path) -> Any:
-    try:
-        from transformers import AutoTokenizer
+    """transformers' tokenizer of a folder, which splits text as tokenizer.json says.
 
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    Classes of families (LlamaTokenizer, Qwen2Tokenizer) take the vocabulary alone from that file, and put a normalizer
+    and a pre-tokenizer of their own in the place of the file's.
+    """
+    try:
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        kind: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except MemoryError:
         raise
     except Exception as error:
