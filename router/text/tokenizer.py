@@ -1,8 +1,9 @@
 """From text to token ids: the model's tokenizer and its chat template.
 
-Only this file and the readers of answers (`answer_formats`, `answer_parser`) import transformers. It knows the model
-folder (tokenizer, chat template, config.json) and neither HTTP nor requests. Chats are rendered by `chat_template`, and
-`control_tokens` keeps what users typed from becoming one. `router.text.detokenizer` goes back from ids to text.
+Only `tokenizer_file` and the readers of answers (`answer_formats`, `answer_parser`) import transformers. This one knows
+the model folder (tokenizer, chat template, config.json) and neither HTTP nor requests. Chats are rendered by
+`chat_template`, and `control_tokens` keeps what users typed from becoming one. `router.text.detokenizer` goes back from
+ids to text.
 
 Encoding is bounded: a long text is encoded in slices that `split_points` finds, and no further than a number of tokens.
 
@@ -25,6 +26,7 @@ from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Mes
 from router.text.control_tokens import ControlTokens
 from router.text.model_folder import read_eos_token_ids, token_ids
 from router.text.split_points import NoSplitPointError, find_split_points
+from router.text.tokenizer_file import load_tokenizer
 from shared.limits.model_files import read_config
 from shared.primitives.errors import ModelError
 
@@ -61,7 +63,7 @@ class Tokenizer:
     ):
         """Load `folder`; raises `ModelError` naming what is missing or broken."""
         config = read_config(folder)
-        tokenizer = _load(folder)
+        tokenizer = load_tokenizer(folder)
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer, TimeLimit(template_seconds_max))
         self._info = {
@@ -248,23 +250,3 @@ class _GuardingMarks:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return self._spelling.decode(token_ids).replace(GUARD, "\N{REPLACEMENT CHARACTER}")
-
-
-def _load(folder: Path) -> Any:
-    """transformers' tokenizer of a folder, which splits text as tokenizer.json says.
-
-    Classes of families (LlamaTokenizer, Qwen2Tokenizer) take the vocabulary alone from that file, and put a normalizer
-    and a pre-tokenizer of their own in the place of the file's.
-    """
-    try:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-        kind: Any = PreTrainedTokenizerFast if (folder / "tokenizer.json").is_file() else AutoTokenizer
-        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise ModelError(f"cannot load the tokenizer of {folder}: {type(error).__name__}") from None
-    if not getattr(tokenizer, "is_fast", False):
-        raise ModelError(f"{folder} has no tokenizer.json; only such tokenizers are supported")
-    return tokenizer
