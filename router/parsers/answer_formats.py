@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from router.text.chat_template import chat_templates
 from shared.primitives.errors import ModelError
 
 Body = Literal["json", "named", "value"]
@@ -146,7 +147,7 @@ def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: 
     own = getattr(tokenizer, "response_template", None)
     if own is not None and tools == reasoning == "auto":
         return _own_format(own)
-    chat_template = tokenizer.get_chat_template() if tokenizer.chat_template is not None else ""
+    chat_template = "\n".join(sorted({each for each in chat_templates(tokenizer) if each is not None}))
     tokens = {
         token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }

@@ -83,6 +83,18 @@ def client_texts(message: Message) -> Iterator[str]:
     return texts_of([value for name, value in message.items() if name != "role"])
 
 
+def chat_templates(tokenizer: Any) -> tuple[str | None, str | None]:
+    """The templates of a folder for chats without tools, and with tools: most folders have one for both.
+
+    Some have several by name (Hermes 2 Pro, Hermes 3), as `transformers` has them in a dict.
+    """
+    found = tokenizer.chat_template
+    if not isinstance(found, Mapping):
+        return found, found
+    plain = found.get("default")
+    return plain, found.get("tool_use", plain)
+
+
 class ChatTemplate:
     """The template of one model folder. May be used from any thread."""
 
@@ -91,8 +103,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._limit = limit
         names = names or {}
-        source = tokenizer.get_chat_template() if tokenizer.chat_template is not None else None
-        self._source = replace_all(source, names) if source is not None else None
+        plain, with_tools = chat_templates(tokenizer)
+        self._source = replace_all(plain, names) if plain is not None else None
+        self._with_tools = replace_all(with_tools, names) if with_tools is not None else None
         variables = tokenizer.special_tokens_map.items()
         own = inspect.signature(tokenizer.apply_chat_template).parameters
         self._reserved = frozenset((*own, *tokenizer.special_tokens_map, "messages", "raise_exception"))
@@ -169,7 +182,7 @@ class ChatTemplate:
         return str(
             self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                chat_template=self._source,
+                chat_template=self._with_tools if options.tools else self._source,
                 tokenize=False,
                 add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
                 continue_final_message=options.continue_final_message,

@@ -53,7 +53,7 @@ def _split_as_mistral(backend: Any) -> None:
     from tokenizers import Regex, pre_tokenizers
 
     described = json.loads(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
-    first = next(iter(described.get("pretokenizers") or ()), {})
+    first: dict[str, Any] = next(iter(described.get("pretokenizers") or ()), {})
     if first.get("type") == "Split" and first.get("pattern") == {"Regex": _LLAMA3_WORDS}:
         words = pre_tokenizers.Split(Regex(_TEKKEN_WORDS), "isolated")
         by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
