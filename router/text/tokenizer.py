@@ -24,7 +24,7 @@ from router.parsers.answer_formats import GUARD, ReasoningParser, ToolCallParser
 from router.parsers.answer_parser import AnswerFormatReader
 from router.text.chat_template import PLAIN_CHAT, ChatOptions, ChatTemplate, Message, TimeLimit
 from router.text.control_tokens import ControlTokens
-from router.text.model_folder import read_eos_token_ids, token_ids
+from router.text.model_folder import read_context_len, read_eos_token_ids, token_ids
 from router.text.split_points import NoSplitPointError, find_split_points
 from router.text.tokenizer_file import load_tokenizer
 from shared.limits.model_files import read_config
@@ -81,7 +81,7 @@ class Tokenizer:
         self.tokens = max(vocabulary.values()) + 1  # added ones are among them
         self.vocab_size = int(config.get("vocab_size") or 0) or self.tokens  # of the model
         self.longest_token_chars = max(map(len, vocabulary))
-        self.context_len = int(config.get("max_position_embeddings") or 0)  # 0: the folder does not say
+        self.context_len = read_context_len(config)  # 0: the folder does not say
         self.eos_token_ids = read_eos_token_ids(folder, config) | token_ids(tokenizer.eos_token_id)
         texts = self._backend.decode_batch([[i] for i in vocabulary.values() if i not in added])
         self._split_points = find_split_points(

@@ -8,13 +8,24 @@ from typing import Any
 
 import pytest
 
-from router.text.model_folder import read_sampling_defaults
+from router.text.model_folder import read_context_len, read_sampling_defaults
+from router.text.tokenizer import Tokenizer
+from shared.engine.checkpoint.model_config import parse_model_config
 from shared.primitives.errors import ModelError
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import hello
 from tests.unit.router.scripted_workers import MODEL, RunningRouter
 from tests.unit.router.tiny_model import write_folder
 
+SHAPE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 64,
+}
 QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05}
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
 
@@ -69,6 +80,41 @@ def test_a_recommendation_that_is_none_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ModelError, match=next(iter(generation))):
         read_sampling_defaults(folder_with(tmp_path, **generation))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"max_position_embeddings": 40960}, 40960),
+        ({"max_position_embeddings": 40960, "rope_scaling": YARN}, 131072),
+        ({"max_position_embeddings": 40960, "rope_scaling": {"type": "yarn", "factor": 2}}, 81920),
+        ({"max_position_embeddings": 262144, "rope_parameters": YARN}, 262144),
+        ({"max_position_embeddings": 40960, "rope_parameters": {"full_attention": YARN}}, 131072),
+        ({"max_position_embeddings": 40960, "rope_scaling": YARN | {"rope_type": "linear"}}, 40960),
+        ({"max_position_embeddings": 40960, "rope_scaling": YARN | {"factor": [4]}}, 40960),
+        ({"max_position_embeddings": 40960, "rope_scaling": YARN | {"factor": float("inf")}}, 1 << 26),
+        ({"text_config": {"max_position_embeddings": 40960}}, 0),
+    ],
+)
+def test_a_context_is_as_long_as_yarn_stretches_it(config: dict[str, Any], tokens: int) -> None:
+    assert read_context_len(config) == tokens
+
+
+def test_a_router_takes_prompts_as_long_as_workers_do(tmp_path: Path) -> None:
+    config = json.loads((write_folder(tmp_path) / "config.json").read_text())
+    stretched = config | {"rope_scaling": YARN | {"original_max_position_embeddings": 256}}
+    (tmp_path / "config.json").write_text(json.dumps(stretched))
+    assert config["max_position_embeddings"] == 256
+    assert Tokenizer(tmp_path, template_seconds_max=10.0).context_len == 1024
+
+
+def test_workers_have_the_same_stretched_context() -> None:
+    for rope in (YARN, {"type": "yarn", "factor": 2}):
+        config = SHAPE | {"max_position_embeddings": 40960, "rope_scaling": rope}
+        assert read_context_len(config) == parse_model_config(config).context_len > 40960
 
 
 def fingerprint(router: RunningRouter) -> str:
