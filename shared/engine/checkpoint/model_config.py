@@ -23,7 +23,7 @@ from shared.engine.checkpoint.experts_config import (
     quantization_of,
 )
 from shared.engine.checkpoint.families import FAMILIES, Activation, Family, Norms, QKNorm
-from shared.engine.checkpoint.rope_config import Rope, read_ropes, stretched_context_len
+from shared.engine.checkpoint.rope_config import Rope, context_len_of, read_ropes
 from shared.engine.checkpoint.text_half import TEXT_HALVES, text_half
 from shared.engine.quantized.formats import (
     IN_LAYERS,
@@ -274,7 +274,7 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelConfig:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        context_len=stretched_context_len(config, ropes),
+        context_len=context_len_of(config, ropes),
         rms_norm_eps=float(config["rms_norm_eps"]),
         tied_embeddings=bool(config.get("tie_word_embeddings", family.tied_embeddings)),
         qkv_bias=attention_bias if family.qkv_bias is None else family.qkv_bias,

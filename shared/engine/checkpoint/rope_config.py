@@ -108,14 +108,19 @@ def read_ropes(
     return tuple(by_kind[kind] if rotates else None for kind, rotates in zip(kinds, rotating, strict=True))
 
 
-def stretched_context_len(config: Mapping[str, Any], ropes: tuple[Rope | None, ...]) -> int:
-    """Tokens the model was made for: YaRN stretches the context by its factor, and files seldom say so."""
-    stretched = [
-        int(rope.scaling.original_context_len * rope.scaling.factor)
-        for rope in ropes
-        if rope is not None and isinstance(rope.scaling, YarnScaling)
-    ]
-    return max(int(config["max_position_embeddings"]), *stretched, 0)
+def context_len_of(config: Mapping[str, Any], ropes: tuple[Rope | None, ...]) -> int:
+    """Tokens the model was made for: YaRN stretches the context by its factor, and files seldom say so.
+
+    Ministral 3 multiplies queries by a number that grows with each original context: 1 in the first of them, and that
+    is as far as the model is computed here.
+    """
+    yarns = [rope.scaling for rope in ropes if rope is not None and isinstance(rope.scaling, YarnScaling)]
+    stretched = [int(yarn.original_context_len * yarn.factor) for yarn in yarns]
+    most = max(int(config["max_position_embeddings"]), *stretched, 0)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not rope.get("llama_4_scaling_beta"):
+        return most
+    return min(most, int(rope.get("original_max_position_embeddings") or most))
 
 
 def _parameters(config: Mapping[str, Any], kind: str, defaults: RopeDefaults) -> dict[str, Any]:

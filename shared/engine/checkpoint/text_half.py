@@ -17,6 +17,8 @@ TEXT_HALVES = {
     "Qwen2_5_VLForConditionalGeneration": "Qwen2ForCausalLM",
     "Qwen3VLForConditionalGeneration": "Qwen3ForCausalLM",
 }
+# Decoders, by model_type of text_config, where files of one architecture have several: Mistral Small 4 has another one.
+_DECODERS = {"Mistral3ForConditionalGeneration": ("mistral", "ministral3")}
 # What transformers' configuration classes say where a file says nothing: of fields that text-only files have.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {
@@ -44,6 +46,11 @@ def text_half(config: Mapping[str, Any]) -> Mapping[str, Any]:
     found = config.get("text_config", config)
     if not isinstance(found, Mapping):
         raise ModelError(f"text_config should hold an object, holds {type(found).__name__}")
+    decoder, able = found.get("model_type"), _DECODERS.get(whole, ())
+    if able and decoder is not None and decoder not in able:
+        raise ModelError(
+            f"unsupported decoder of {whole}: {str(decoder)[:40]}; supported are {', '.join(able)}"
+        )
     half = _DEFAULTS.get(whole, {}) | dict(found) | {"architectures": [TEXT_HALVES[whole]]}
     for name in ("tie_word_embeddings", "quantization_config", "auto_map"):
         if config.get(name) is not None:  # of both halves

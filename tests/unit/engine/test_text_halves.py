@@ -35,6 +35,15 @@ _TEXT: dict[str, Any] = SIZES | {"hidden_size": 64, "num_attention_heads": 4, "h
 _TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
 _IMAGES = {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
 _QWEN_TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+_STRETCHED = {  # as of Ministral 3
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 2.0,
+    "original_max_position_embeddings": 256,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _MROPE = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 
 
@@ -46,6 +55,13 @@ def _gemma3() -> PreTrainedModel:
 
 def _mistral3() -> PreTrainedModel:
     text = _TEXT | {"model_type": "mistral", "sliding_window": None, "tie_word_embeddings": False}
+    tower = _TOWER | _IMAGES | {"model_type": "pixtral", "head_dim": 16}
+    config = Mistral3Config(text_config=text, vision_config=tower, tie_word_embeddings=False)
+    return Mistral3ForConditionalGeneration(config)
+
+
+def _ministral3() -> PreTrainedModel:
+    text = _TEXT | {"model_type": "ministral3", "rope_parameters": _STRETCHED, "tie_word_embeddings": False}
     tower = _TOWER | _IMAGES | {"model_type": "pixtral", "head_dim": 16}
     config = Mistral3Config(text_config=text, vision_config=tower, tie_word_embeddings=False)
     return Mistral3ForConditionalGeneration(config)
@@ -65,6 +81,7 @@ def _qwen3_vl() -> PreTrainedModel:
 HALVES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma3": _gemma3,
     "mistral3": _mistral3,
+    "ministral3": _ministral3,
     "qwen2.5-vl": _qwen2_5_vl,
     "qwen3-vl": _qwen3_vl,
 }
@@ -89,6 +106,33 @@ def test_nothing_of_images_is_read_or_planned_for(name: str, tmp_path: Path) -> 
     if not config.tied_embeddings:
         text += model.lm_head.weight.numel()
     assert config.parameters == sum(weights.taken.values()) == text
+
+
+def test_no_context_is_longer_than_queries_stay_as_they_are(tmp_path: Path) -> None:
+    """Ministral 3 multiplies queries from the end of its first context on: the text before that is exact."""
+    model: Any = save_model(HALVES["ministral3"], tmp_path)
+    config = read_model_config(tmp_path)
+    assert config.context_len == 256
+    assert model.config.text_config.max_position_embeddings == 512
+    tokens = torch.arange(300).unsqueeze(0) % config.vocab_size
+    with torch.inference_mode():
+        scaled = model(tokens).logits[0]
+        model.config.text_config.rope_parameters["llama_4_scaling_beta"] = 0.0
+        plain = model(tokens).logits[0]
+    assert torch.equal(scaled[:256], plain[:256])
+    assert not torch.equal(scaled[256:], plain[256:])
+
+
+def test_a_decoder_that_the_architecture_does_not_tell_is_refused_by_name(tmp_path: Path) -> None:
+    """Files of Mistral Small 4 name the architecture of Mistral Small 3.1, and have experts and MLA."""
+    save_model(HALVES["mistral3"], tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    parse_model_config(config)
+    config["text_config"]["model_type"] = "mistral4"
+    with pytest.raises(
+        ModelError, match="Mistral3ForConditionalGeneration: mistral4; supported are mistral, ministral3"
+    ):
+        parse_model_config(config)
 
 
 GEMMA_4B: dict[str, Any] = {  # as published: what equals transformers' defaults is left out
