@@ -184,6 +184,8 @@ def _yarn(config: Mapping[str, Any], found: Mapping[str, Any], original: int) ->
         attention = (
             _growth(factor, scale) / _growth(factor, scale_all) if scale and scale_all else _growth(factor)
         )
+        # vLLM's and SGLang's name, of a file that transformers warns of: DeepSeek-R1-0528-Qwen3-8B undoes the growth.
+        attention *= float(found.get("attn_factor") or 1.0)
     return YarnScaling(
         factor=factor,
         beta_fast=float(found.get("beta_fast") or 32.0),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shared.engine.checkpoint.model_config import parse_model_config, read_eos_token_ids, read_model_config
-from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope
+from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope, YarnScaling
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.engine import load
 from shared.engine.model.loading import load_decoder
@@ -171,6 +171,19 @@ def test_yarn_stretches_the_context() -> None:
         parse_model_config(LLAMA | {"rope_scaling": yarn, "max_position_embeddings": 5000}).context_len
         == 5000
     )
+
+
+def test_yarns_factor_of_attention_has_two_names() -> None:
+    """That of DeepSeek-R1-0528-Qwen3-8B multiplies what would be taken without it, as in vLLM and SGLang."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    found = [
+        parse_model_config(LLAMA | {"rope_scaling": yarn | named}).ropes[0]
+        for named in ({}, {"attn_factor": 0.8782488562869419}, {"attention_factor": 1.0})
+    ]
+    factors = [
+        rope.scaling.attention_factor for rope in found if rope and isinstance(rope.scaling, YarnScaling)
+    ]
+    assert factors == pytest.approx([1.138629, 1.0, 1.0], abs=1e-6)
 
 
 def _truncate(folder: Path) -> None:
