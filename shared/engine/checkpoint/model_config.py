@@ -335,9 +335,12 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _is_familys(auto_map: object, family: Family) -> bool:
-    """Whether the code that a file names computes what the family does. It is not run then either."""
+    """Whether the code that a file names computes what the family does. It is not run then either.
+
+    Whoever saves a model that was loaded with its code writes the repository before it: `owner/name--module.Class`.
+    """
     model = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, Mapping) else None
-    return model is not None and model == family.own_code
+    return isinstance(model, str) and model.rpartition("--")[2] == family.own_code
 
 
 def _layer_kinds(family: Family, config: Mapping[str, Any]) -> list[str]:

@@ -89,6 +89,8 @@ def test_code_that_a_file_of_phi_3_names_is_passed_over_for_the_familys() -> Non
         "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
     }
     assert parse_model_config(phi | {"auto_map": names}) == parse_model_config(phi)
+    saved_again = {name: f"microsoft/Phi-3-mini-4k-instruct--{given}" for name, given in names.items()}
+    assert parse_model_config(phi | {"auto_map": saved_again}) == parse_model_config(phi)
 
 
 def test_rope_is_read_from_old_and_new_files() -> None:
