@@ -114,7 +114,7 @@ _GEMMA_LATER = (("query_pre_attn_scalar", 256), ("sliding_window", 4096), *_GEMM
 
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(kinds=_windowed),
+    "MistralForCausalLM": Family(kinds=_windowed, defaults=(("sliding_window", 4096),)),
     "Qwen2ForCausalLM": Family(qkv_bias=True, kinds=_windowed_above, window_switch=True),
     "Qwen3ForCausalLM": Family(qk_norm=QKNorm.HEAD, kinds=_windowed_above, window_switch=True),
     "Qwen3MoeForCausalLM": Family(

@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    "Mistral3ForConditionalGeneration": {"sliding_window": None},
     "Qwen2_5_VLForConditionalGeneration": {"rms_norm_eps": 1e-5},
 }
 # Of the layers, and of the head: as the decoder asks for them, and as files of both halves have them.

@@ -116,6 +116,7 @@ def test_rope_is_read_from_old_and_new_files() -> None:
         (LLAMA | {"sliding_window": 9}, (None, None, None)),
         (MISTRAL | {"sliding_window": 9}, (9, 9, 9)),
         (MISTRAL | {"sliding_window": None}, (None, None, None)),
+        (MISTRAL, (4096, 4096, 4096)),
         (QWEN2 | {"sliding_window": 9}, (None, None, None)),
         (QWEN2 | {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 9)),
     ],
