@@ -45,7 +45,7 @@ _CPU_SECONDS = 300  # of a conversion of nothing: torch and transformers are imp
 _CPU_SECONDS_PER_FILE_MEGABYTE = 2.0  # the default model takes 0.1
 SUPPORTED_GGUF = ("llama", "mistral", "qwen2", "qwen3")
 _STAMP = "converted_from.json"
-_FORMAT = 6  # raised when the conversion itself changes
+_FORMAT = 7  # raised when the conversion itself changes
 
 OnProgress = Callable[[str, float], None]  # what is being done, and the share done: 0 … 1
 
@@ -154,6 +154,7 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
             reader = GGUFReader(gguf_path)
             _refuse_what_loading_would_drop(reader)
             model, config, tokenizer = _load(gguf_path)
+            _space_as_llama_cpp(tokenizer, reader)
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
         packed = quantized_weights(reader, tensors, parse_model_config(config.to_dict()))
@@ -202,6 +203,27 @@ def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTraine
     if missing := sorted(set(found["missing_keys"]) - {"lm_head.weight"}):
         raise ModelError(f"{gguf_path} lacks {len(missing)} weights, the first is {missing[0]}")
     return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)
+
+
+def _space_as_llama_cpp(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader) -> None:
+    """Put a space before each text that stands behind a special token, or none, as the file says of its pieces.
+
+    transformers puts one before the first text of all alone, whatever the file says: each prompt of Llama 2 and
+    TinyLlama would begin with other tokens.
+    """
+    if reader.fields["tokenizer.ggml.model"].contents() != "llama":
+        return
+    from tokenizers import decoders, normalizers
+
+    field = reader.fields.get("tokenizer.ggml.add_space_prefix")
+    spaced = field is None or bool(field.contents())
+    before = [normalizers.Prepend("▁")] if spaced else []
+    behind = [decoders.Strip(" ", 1, 0)] if spaced else []
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = None
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*parts, *behind])
 
 
 def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:

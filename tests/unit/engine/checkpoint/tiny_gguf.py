@@ -6,6 +6,7 @@ since their inputs are no whole blocks. The vocabulary fills no whole panel of o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,16 +61,23 @@ def _names(hidden: int) -> dict[str, tuple[str, int, int]]:
 
 
 def write_tiny_gguf(
-    path: Path, architecture: str, kind: Type | None = None, *, k_quants: bool = False
+    path: Path,
+    architecture: str,
+    kind: Type | None = None,
+    *,
+    k_quants: bool = False,
+    describe: Callable[[GGUFWriter], None] | None = None,
 ) -> dict[str, Floats]:
     """Write a model of `architecture`; returns what its matrices are to be, by Hugging Face's names.
 
-    `kind`: of all matrices whose inputs are whole blocks; None for a mixture, of K-quants if `k_quants`.
+    `kind`: of all matrices whose inputs are whole blocks; None for a mixture, of K-quants if `k_quants`. `describe`
+    adds the tokenizer, of as many tokens as the byte-level one that is there without it, and whatever else.
     """
     mixture, hidden = (_K_QUANTS, _SIZES_OF_K_QUANTS) if k_quants else (_TYPES, HIDDEN)
     kinds = mixture if kind is None else dict.fromkeys(_TYPES, kind)
     writer = GGUFWriter(path, architecture)
     _describe(writer, hidden)
+    (describe or byte_level)(writer)
     random = np.random.default_rng(23)
     matrices: dict[str, Floats] = {}
 
@@ -127,9 +135,25 @@ def _describe(writer: GGUFWriter, hidden: int) -> None:
     writer.add_rope_dimension_count(hidden // HEADS)
     writer.add_rope_freq_base(10_000.0)
     writer.add_vocab_size(len(_TOKENS))
+
+
+def byte_level(writer: GGUFWriter) -> None:
+    """Give a file the tokenizer of bytes."""
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(_TOKENS)
     writer.add_token_merges(["t h"])
     writer.add_token_types([1] * (len(_TOKENS) - 2) + [3, 3])
     writer.add_bos_token_id(len(_TOKENS) - 2)
     writer.add_eos_token_id(len(_TOKENS) - 1)
+
+
+def pieces(writer: GGUFWriter) -> None:
+    """Give a file a tokenizer as SentencePiece's, without merges: they follow from the scores."""
+    words = ["▁", *"the", "he", "▁t", "▁the"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(len(_TOKENS) - 3 - len(words)))]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens + words)
+    writer.add_token_scores([0.0] * len(tokens) + [-float(place) for place in range(len(words))])
+    writer.add_token_types([2, 3, 3] + [6] * (len(tokens) - 3) + [1] * len(words))
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
