@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import cast
 
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, get_tensor_name_map
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFReader, ReaderTensor, get_tensor_name_map
 from torch import Tensor
 
 from shared.engine.checkpoint.model_config import ModelConfig
@@ -34,12 +34,23 @@ def quantized_weights(
     return found
 
 
+def dropped_tensors(reader: GGUFReader, names: Iterable[str], layers: int) -> list[str]:
+    """Tensors of the file that are none of `names`, a model's by Hugging Face: biases it does not have, mostly."""
+    architecture = str(reader.fields["general.architecture"].contents())
+    known_names = get_tensor_name_map(_number(architecture), layers)
+    known = {known_names.get_name(name, try_suffixes=(".weight", ".bias")) for name in names}
+    return [tensor.name for tensor in reader.tensors if tensor.name not in known]
+
+
 def _stored_names(architecture: str, names: Iterable[str], layers: int) -> dict[str, str]:
     """GGUF's name of each weight that has one."""
-    number = next(number for number, known in MODEL_ARCH_NAMES.items() if known == architecture)
-    known_names = get_tensor_name_map(number, layers)
+    known_names = get_tensor_name_map(_number(architecture), layers)
     stored = {name: known_names.get_name(name, try_suffixes=(".weight",)) for name in names}
     return {name: stored_name for name, stored_name in stored.items() if stored_name}
+
+
+def _number(architecture: str) -> MODEL_ARCH:
+    return next(number for number, known in MODEL_ARCH_NAMES.items() if known == architecture)
 
 
 def _interleaved_heads(name: str, config: ModelConfig) -> int | None:

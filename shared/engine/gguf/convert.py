@@ -145,7 +145,7 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
     # Imported here and below: they take seconds, and a conversion that is already done must not.
     from gguf import GGUFReader
 
-    from shared.engine.gguf.blocks import quantized_weights
+    from shared.engine.gguf.blocks import dropped_tensors, quantized_weights
     from shared.engine.gguf.packed_file import write_packed
 
     on_progress("reading the GGUF file", 0.05)
@@ -155,6 +155,11 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
             _refuse_what_loading_would_drop(reader)
             model, config, tokenizer = _load(gguf_path)
             _space_as_llama_cpp(tokenizer, reader)
+            if dropped := dropped_tensors(reader, model.state_dict(), config.num_hidden_layers):
+                raise ModelError(
+                    f"unsupported in GGUF files: {dropped[0]} and {len(dropped) - 1} other tensors that "
+                    f"{type(model).__name__} has not; use the model's safetensors"
+                )
         tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
         tensors = {key: value.contiguous() for key, value in model.state_dict().items() if key not in tied}
         packed = quantized_weights(reader, tensors, parse_model_config(config.to_dict()))

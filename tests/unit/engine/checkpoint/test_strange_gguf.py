@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from shared.engine.gguf.convert import ITEMS_MAX, check_header, convert, default_gguf
 from shared.primitives.errors import ModelError
-from tests.unit.engine.checkpoint.tiny_gguf import INNER, write_tiny_gguf
+from tests.unit.engine.checkpoint.tiny_gguf import HIDDEN, INNER, byte_level, write_tiny_gguf
 
 WIDTH_BYTES = struct.pack("<I", 4)  # GGUF's type number of an unsigned 32-bit value
 
@@ -35,6 +37,21 @@ def test_a_file_whose_loader_drops_what_it_means_is_refused(tmp_path: Path) -> N
     write_tiny_gguf(tmp_path / "tiny.gguf", "gemma2")
     with pytest.raises(
         ModelError, match="unsupported in GGUF files: gemma2; supported are llama, mistral, qwen2"
+    ):
+        convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
+
+
+def test_a_file_with_biases_that_loading_would_drop_is_refused(tmp_path: Path) -> None:
+    """As of Granite's code models, which are of the architecture llama."""
+
+    def describe(writer: GGUFWriter) -> None:
+        byte_level(writer)
+        for name in ("attn_q", "attn_k"):
+            writer.add_tensor(f"blk.1.{name}.bias", np.ones(HIDDEN, np.float32))
+
+    write_tiny_gguf(tmp_path / "tiny.gguf", "llama", describe=describe)
+    with pytest.raises(
+        ModelError, match=r"unsupported in GGUF files: blk.1.attn_q.bias and 1 other tensors that Llama"
     ):
         convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
 
