@@ -146,6 +146,7 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
     from gguf import GGUFReader
 
     from shared.engine.gguf.blocks import dropped_tensors, quantized_weights
+    from shared.engine.gguf.llama3_rope import DIVISORS, rope_parameters
     from shared.engine.gguf.packed_file import write_packed
 
     on_progress("reading the GGUF file", 0.05)
@@ -153,9 +154,13 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars of the loaders
             reader = GGUFReader(gguf_path)
             _refuse_what_loading_would_drop(reader)
+            scaling = rope_parameters(reader)
             model, config, tokenizer = _load(gguf_path)
+            if scaling:
+                config.rope_parameters = dict(config.rope_parameters) | scaling
             _space_as_llama_cpp(tokenizer, reader)
-            if dropped := dropped_tensors(reader, model.state_dict(), config.num_hidden_layers):
+            dropped = dropped_tensors(reader, model.state_dict(), config.num_hidden_layers)
+            if dropped := [name for name in dropped if name != DIVISORS]:
                 raise ModelError(
                     f"unsupported in GGUF files: {dropped[0]} and {len(dropped) - 1} other tensors that "
                     f"{type(model).__name__} has not; use the model's safetensors"
@@ -234,7 +239,8 @@ def _space_as_llama_cpp(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader) 
 def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:
     """transformers' loader ignores parts of GGUF files, and the model would then answer nonsense.
 
-    Of Phi-3 it drops windows and partial rotation, of Gemma the scale of scores, and of all the scaling of rope.
+    Of Phi-3 it drops windows and partial rotation, of Gemma the scale of scores, and of all the scaling of rope, which
+    is read here if it is Llama 3's (see `llama3_rope`).
     """
     architecture = str(reader.fields["general.architecture"].contents())
     if architecture not in SUPPORTED_GGUF:
@@ -242,7 +248,7 @@ def _refuse_what_loading_would_drop(reader: GGUFReader) -> None:
             f"unsupported in GGUF files: {architecture}; supported are {', '.join(SUPPORTED_GGUF)}: use the model's "
             "safetensors"
         )
-    scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    scaled = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_fac")]
     for name, field in reader.fields.items():
         if name.endswith(".rope.scaling.type") and field.contents() != "none":
             scaled.append(f"{name} = {field.contents()}")

@@ -24,13 +24,13 @@ from shared.primitives.errors import InvariantError
 
 def cos_sin_table(rope: Rope, context_len: int) -> Tensor:
     """Table of all positions below `context_len`: float32 [context_len, rotary_dim], cosines first, then sines."""
-    frequencies, factor = _frequencies(rope)
-    angles = torch.outer(torch.arange(context_len, dtype=torch.float32), frequencies)
+    radians, factor = frequencies(rope)
+    angles = torch.outer(torch.arange(context_len, dtype=torch.float32), radians)
     return torch.cat((angles.cos(), angles.sin()), dim=1) * factor
 
 
-def _frequencies(rope: Rope) -> tuple[Tensor, float]:
-    """Radians a position, float32 [rotary_dim / 2], and the factor of cosines and sines."""
+def frequencies(rope: Rope) -> tuple[Tensor, float]:
+    """Give radians a position, float32 [rotary_dim / 2], and the factor of cosines and sines."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.int64).float() / rope.rotary_dim
     periods = rope.theta**exponents
     match rope.scaling:

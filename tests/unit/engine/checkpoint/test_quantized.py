@@ -6,15 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType
+from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file
 
+from shared.engine.checkpoint.model_config import read_model_config
+from shared.engine.checkpoint.rope_config import Llama3Scaling, Rope
 from shared.engine.gguf.convert import convert
 from shared.engine.gguf.packed_file import PACKED_FILE, PackedFile, write_packed
 from shared.engine.gguf.packing import PackedWeight, unpack
-from tests.unit.engine.checkpoint.tiny_gguf import write_tiny_gguf
+from tests.unit.engine.checkpoint.tiny_gguf import byte_level, write_tiny_gguf
 from tests.unit.engine.driver import COMPILED_KERNELS, Driver, skip_unless_runnable, tokens_of
 
 KINDS = {
@@ -59,6 +62,25 @@ def test_packed_weights_are_the_float_weights_with_rows_in_hugging_face_order(
             unpacked = unpack(weight.kind, weight.data, weight.outputs, weight.inputs)
             assert torch.equal(unpacked, torch.from_numpy(matrix)), name
             assert torch.equal(unpacked.view(torch.int32), floats[name].view(torch.int32)), name
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0], ids=["Llama 3.1", "Llama 3.2"])
+def test_llama_3s_rotation_is_read_of_its_divisors(factor: float, tmp_path: Path) -> None:
+    """As llama.cpp's converter writes them, of a head of 16 numbers."""
+    wavelengths = 2 * np.pi * 10_000.0 ** (np.arange(8) / 8)
+    smooth = (8192 / wavelengths - 1) / 3
+    between = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(wavelengths < 2048, 1.0, np.where(wavelengths > 8192, factor, between))
+    assert len({round(each, 3) for each in divisors}) == 3, "one of each kind"
+
+    def describe(writer: GGUFWriter) -> None:
+        byte_level(writer)
+        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+
+    write_tiny_gguf(tmp_path / "tiny.gguf", "llama", describe=describe)
+    config = read_model_config(convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None))
+    assert set(config.ropes) == {Rope(10_000.0, 16, Llama3Scaling(factor, 1.0, 4.0, 8192))}
+    assert config.context_len == 128
 
 
 def test_a_folder_of_an_older_conversion_is_converted_again(tmp_path: Path) -> None:

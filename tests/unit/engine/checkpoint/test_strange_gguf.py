@@ -56,6 +56,16 @@ def test_a_file_with_biases_that_loading_would_drop_is_refused(tmp_path: Path) -
         convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
 
 
+def test_a_file_with_another_scaling_of_rope_than_llama_3s_is_refused(tmp_path: Path) -> None:
+    def describe(writer: GGUFWriter) -> None:
+        byte_level(writer)
+        writer.add_tensor("rope_freqs.weight", np.linspace(1, 8, 8, dtype=np.float32))
+
+    write_tiny_gguf(tmp_path / "tiny.gguf", "llama", describe=describe)
+    with pytest.raises(ModelError, match=r"scaled rope \(rope_freqs.weight other than Llama 3's\)"):
+        convert(tmp_path / "tiny.gguf", tmp_path / "model", lambda *_: None)
+
+
 def test_a_header_that_claims_huge_matrices_does_not_get_them(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path, "llama")
