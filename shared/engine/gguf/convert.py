@@ -44,6 +44,7 @@ _BYTES_PER_FILE_BYTE = 24  # a byte of 4-bit blocks becomes 8 of floats, twice h
 _CPU_SECONDS = 300  # of a conversion of nothing: torch and transformers are imported in 5
 _CPU_SECONDS_PER_FILE_MEGABYTE = 2.0  # the default model takes 0.1
 SUPPORTED_GGUF = ("llama", "mistral", "qwen2", "qwen3")
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # by tokenizer.ggml.pre
 _STAMP = "converted_from.json"
 _FORMAT = 7  # raised when the conversion itself changes
 
@@ -158,7 +159,7 @@ def _convert_into(gguf_path: Path, folder: Path, on_progress: OnProgress) -> Non
             model, config, tokenizer = _load(gguf_path)
             if scaling:
                 config.rope_parameters = dict(config.rope_parameters) | scaling
-            _space_as_llama_cpp(tokenizer, reader)
+            _split_as_llama_cpp(tokenizer, reader)
             dropped = dropped_tensors(reader, model.state_dict(), config.num_hidden_layers)
             if dropped := [name for name in dropped if name != DIVISORS]:
                 raise ModelError(
@@ -215,12 +216,16 @@ def _load(gguf_path: Path) -> tuple[PreTrainedModel, PreTrainedConfig, PreTraine
     return model, config, AutoTokenizer.from_pretrained(source, gguf_file=name)
 
 
-def _space_as_llama_cpp(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader) -> None:
-    """Put a space before each text that stands behind a special token, or none, as the file says of its pieces.
+def _split_as_llama_cpp(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader) -> None:
+    """Split text as the file says, where transformers does otherwise.
 
-    transformers puts one before the first text of all alone, whatever the file says: each prompt of Llama 2 and
-    TinyLlama would begin with other tokens.
+    It puts a space before the first text of all alone: each prompt of Llama 2 and TinyLlama would begin with other
+    tokens. And it knows no vocabularies whose words are tokens before merges are looked at.
     """
+    backend = tokenizer.backend_tokenizer
+    pre = reader.fields.get("tokenizer.ggml.pre")
+    if pre is not None and pre.contents() in _WHOLE_WORDS:
+        backend.model.ignore_merges = True
     if reader.fields["tokenizer.ggml.model"].contents() != "llama":
         return
     from tokenizers import decoders, normalizers
@@ -229,7 +234,6 @@ def _space_as_llama_cpp(tokenizer: PreTrainedTokenizerBase, reader: GGUFReader) 
     spaced = field is None or bool(field.contents())
     before = [normalizers.Prepend("▁")] if spaced else []
     behind = [decoders.Strip(" ", 1, 0)] if spaced else []
-    backend = tokenizer.backend_tokenizer
     backend.pre_tokenizer = None
     backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

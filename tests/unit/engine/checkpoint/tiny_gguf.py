@@ -137,10 +137,10 @@ def _describe(writer: GGUFWriter, hidden: int) -> None:
     writer.add_vocab_size(len(_TOKENS))
 
 
-def byte_level(writer: GGUFWriter) -> None:
-    """Give a file the tokenizer of bytes."""
+def byte_level(writer: GGUFWriter, unmerged: str = _TOKENS[0]) -> None:
+    """Give a file the tokenizer of bytes, with a token that is no merge of others in the place of its first."""
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(_TOKENS)
+    writer.add_token_list([unmerged, *_TOKENS[1:]])
     writer.add_token_merges(["t h"])
     writer.add_token_types([1] * (len(_TOKENS) - 2) + [3, 3])
     writer.add_bos_token_id(len(_TOKENS) - 2)
