@@ -38,7 +38,10 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"cannot load the tokenizer of {folder}: {type(error).__name__}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{folder} has no tokenizer.json; only such tokenizers are supported")
-    _split_as_mistral(tokenizer.backend_tokenizer)
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()  # what a training cut and filled its texts to, and saved
+    backend.no_padding()
+    _split_as_mistral(backend)
     return tokenizer
 
 

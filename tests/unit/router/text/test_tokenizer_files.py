@@ -46,6 +46,20 @@ def test_the_class_that_a_folder_names_changes_no_token(
     assert tokenizer.tokens == file.get_vocab_size(), "the class has added no token of its own"
 
 
+@pytest.mark.parametrize("saved", ["truncation", "padding"])
+def test_no_prompt_is_cut_or_filled_as_in_training(saved: str, tmp_path: Path) -> None:
+    """Whoever saves a tokenizer behind a training saves how that cut and filled its texts, too."""
+    tokenizer = Backend.from_str(shaped("llama3").to_str())
+    ids = tokenizer.encode(TEXT, add_special_tokens=False).ids
+    if saved == "truncation":
+        tokenizer.enable_truncation(8)
+    else:
+        tokenizer.enable_padding(length=64)
+    write_shape(tmp_path, tokenizer, CHATML)
+    served = Tokenizer(tmp_path, template_seconds_max=10.0)
+    assert list(served.encode(TEXT, add_special_tokens=False)) == ids
+
+
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
