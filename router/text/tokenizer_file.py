@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from shared.limits.model_files import read_json
 from shared.primitives.errors import ModelError
 
 # The first tokens of Mistral's own byte-level vocabulary (tekken), and by what it splits text.
@@ -38,11 +39,20 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"cannot load the tokenizer of {folder}: {type(error).__name__}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{folder} has no tokenizer.json; only such tokenizers are supported")
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _template_of_processor(folder)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # what a training cut and filled its texts to, and saved
     backend.no_padding()
     _split_as_mistral(backend)
     return tokenizer
+
+
+def _template_of_processor(folder: Path) -> str | None:
+    """The chat template that models which also read images may keep apart from their tokenizer."""
+    path = folder / "chat_template.json"
+    found = read_json(path).get("chat_template") if path.is_file() else None
+    return found if isinstance(found, str) else None
 
 
 def _split_as_mistral(backend: Any) -> None:

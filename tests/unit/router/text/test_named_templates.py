@@ -55,3 +55,12 @@ def test_what_a_user_types_is_no_control_token_in_either(tokenizer: Tokenizer) -
     for options, ends in ((ChatOptions(), 1), (WITH_TOOLS, 2)):
         ids = tokenizer.encode_chat(CHAT, options)
         assert sum(token_id in end for token_id in ids) == ends
+
+
+def test_a_model_that_also_reads_images_may_keep_its_template_apart(tmp_path: Path) -> None:
+    write_folder(tmp_path, chat_template=None)
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    tokenizer = Tokenizer(tmp_path, template_seconds_max=10.0)
+    assert tokenizer.has_chat_template
+    assert tokenizer.info["chat_template"] == CHAT_TEMPLATE
+    assert tokenizer.decode_all(tokenizer.encode_chat(CHAT)).startswith("<|start|>user\n")
