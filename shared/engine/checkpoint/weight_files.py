@@ -17,8 +17,11 @@ _LFS = b"version https://git-lfs"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, in order; `ModelError` if there are none or a shard is missing."""
-    index = folder / "model.safetensors.index.json"
+    """The safetensors files of a folder, in order; `ModelError` if there are none or a shard is missing.
+
+    A quantized model in one file may have the list of the shards that it was made of beside it.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.exists():
         weight_map = read_json(index, INDEX_BYTES_MAX).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -28,7 +31,9 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(f"{index} names a file outside its folder: {foreign[0]}")
         paths = [folder / name for name in names]
     else:
-        paths = [folder / "model.safetensors"]
+        paths = [single]
+    if single.exists() and not all(path.exists() for path in paths):
+        return [single]
     for path in paths:
         if not path.exists():
             pickled = sorted(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from shared.engine.checkpoint.model_config import parse_model_config, read_eos_token_ids, read_model_config
 from shared.engine.checkpoint.rope_config import FixedFactors, LinearScaling, Rope, YarnScaling
+from shared.engine.checkpoint.weight_files import weight_files
 from shared.engine.config import Budget, EngineConfig
 from shared.engine.engine import load
 from shared.engine.model.loading import load_decoder
@@ -216,9 +217,14 @@ def _store_integers(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
-def _drop_a_shard(folder: Path) -> None:
+def _leave_a_list(folder: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _drop_a_shard(folder: Path) -> None:
+    _leave_a_list(folder)
+    (folder / "model.safetensors").rename(folder / "model-00002-of-00002.safetensors")
 
 
 def _point_outside(folder: Path) -> None:
@@ -242,6 +248,14 @@ def _forget_a_size(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     del config["hidden_size"]
     (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_list_of_other_shards_beside_a_model_in_one_file_is_passed_over(tmp_path: Path) -> None:
+    """As transformers does: whoever quantizes a model may copy the list of the shards that it was made of."""
+    tiny_model("mistral", tmp_path)
+    expected = weight_files(tmp_path)
+    _leave_a_list(tmp_path)
+    assert weight_files(tmp_path) == expected == [tmp_path / "model.safetensors"]
 
 
 @pytest.mark.parametrize(
