@@ -1,9 +1,9 @@
 """Writes an answer to its client, whole or as server-sent events, and watches for the client to hang up.
 
 Either is written in portions, between which others have their turn. Two tasks serve an answer: one writes, another
-waits for the end of the connection. Status and headers wait for the first outcome, so that a refusal is an HTTP status
-and not an event inside a 200; after them a silent stream gets comment lines, and a failure is an `error` event and the
-stream ends without [DONE].
+waits for the end of the connection. Status and headers wait for the first token or a failure, so that a refusal is an
+HTTP status and not an event inside a 200; after them a silent stream gets comment lines, and a failure is an `error`
+event and the stream ends without [DONE].
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class AnswerWriter:
                 ):
                     events.append((marks.opened(piece.index) if marks else b"") + _event(opening))
             unread = marks.unread(piece) if marks else piece
-            if unread is not None:
+            if unread is not None and not unread.says_nothing:
                 mark = marks.written(unread) if marks else b""
                 events.append(mark + _event(self._objects.chunk(unread)))
         return b"".join(events)

@@ -50,6 +50,18 @@ class TextDelta:
     size_bytes: int = 0  # what it takes while nobody reads it, at most; counted when it is put in
     echo: bool = False  # the text of a prompt
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it says no more than that tokens have come: they show nothing, or it is not known yet what."""
+        return not (
+            self.text
+            or self.reasoning
+            or self.calls
+            or self.entries
+            or self.token_ids
+            or self.finish_reason is not None
+        )
+
 
 class ResponseStream:
     """The text of the choices of one HTTP request that was not yet written.
@@ -203,9 +215,13 @@ class Choice:
         self._shows_thoughts = shows_thoughts
 
     def tokens(self, token_ids: tuple[int, ...], logprobs: Logprobs) -> None:
-        """New tokens of this choice; ignored after a stop string."""
+        """New tokens of this choice; ignored after a stop string.
+
+        The first are told of though they show nothing, as thoughts that are left out: an answer has begun with them.
+        """
         if self._stopped:
             return
+        is_first = not self._tokens
         self._last = token_ids[-1]
         self._tokens += len(token_ids)
         entries: list[TokenEntry] = []
@@ -219,7 +235,7 @@ class Choice:
         delta.tokens = self._tokens
         delta.token_ids = token_ids if self._with_token_ids else ()
         delta.entries = tuple(entries)
-        if delta.text or entries or self._with_token_ids or delta.reasoning or delta.calls:
+        if is_first or not delta.says_nothing:
             self._answer.put(delta)
         if self._stopped:
             self._stop()

@@ -17,6 +17,7 @@ import pytest
 import structlog
 
 from shared.wire.messages import Limits
+from tests.unit.router.openai.tools.agents import CITY_TEMPLATE
 from tests.unit.router.raw_http import connect, post
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
 from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
@@ -77,6 +78,40 @@ def test_a_stream_that_waits_longer_than_a_keepalive_and_is_refused_gets_the_sta
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "no_worker"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "opening"),
+    [
+        ("/v1/chat/completions", {"include_reasoning": False}, 'data: {"id":"chatcmpl-'),
+        (
+            "/v1/chat/completions",
+            {"stop": ["<think>So was"], "separate_reasoning": False},
+            'data: {"id":"chatcmpl-',
+        ),
+        ("/v1/messages", {}, "event: message_start"),
+        ("/v1/responses", {"input": "hi", "stop": ["<think>So was"]}, "event: response.created"),
+        ("/v1/completions", {"prompt": "hi", "stop": ["<think>So was"]}, ": waiting"),
+    ],
+    ids=["hidden thoughts", "a stop string", "messages", "responses", "completions"],
+)
+def test_a_stream_begins_with_its_first_token_though_that_shows_nothing(
+    tmp_path: Path, path: str, fields: dict[str, Any], opening: str
+) -> None:
+    """A proxy that gives up after a minute without a byte would else end an answer with long thoughts."""
+    folder = write_folder(tmp_path / "model", chat_template=CITY_TEMPLATE)
+    with RunningRouter(folder, keepalive_seconds=0.05) as router:
+        router.says("<think>So it is.</think>\n\nYes.", row=100)
+        router.workers.script.stalled = True
+        body = {"model": MODEL, "max_tokens": 100, "stream": True} | fields
+        if "prompt" not in fields and "input" not in fields:
+            body |= {"messages": [{"role": "user", "content": "hi"}]}
+        with router.http.stream("POST", path, json=body, timeout=soon(5)) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines()
+            assert next(lines).startswith(opening)
+            router.call(router.workers.go_on)
+            assert "Yes." in "\n".join(lines)
 
 
 def test_a_failure_in_mid_stream_is_an_error_event_and_no_done(model_folder: Path) -> None:
