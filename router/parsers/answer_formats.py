@@ -89,6 +89,9 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
         CallWriting
     ] = []  # of models that write JSON; the first that a chat template fits, else the last
     begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
+    unmarked: bool = (
+        False  # calls may have no mark, and JSON with a name may be the answer: `CallScanner`'s `names`
+    )
     thought: tuple[str, str] | None = None  # what stands around thoughts
     ends: tuple[str, ...] = ()  # marks that end an answer
     channels: bool = False  # `HarmonyParser` reads it, and `fields` name what there is
@@ -107,6 +110,7 @@ class AnswerFormat:
     writing: CallWriting | None = None  # None: calls are no JSON
     mark_ids: Mapping[str, int] = field(default_factory=dict)  # of the marks that are special tokens
     begins_as_hermes: bool = False
+    unmarked: bool = False
     thought: tuple[str, str] | None = None
     ends: tuple[str, ...] = ()  # marks that end an answer
     channels: bool = False  # thoughts, calls and content are messages, each with a header: `HarmonyParser`
@@ -186,6 +190,7 @@ def joined(
         writing=_writing(calls, chat_template) if calls else None,
         mark_ids={mark: special[mark] for mark in sorted(marks & special.keys())},
         begins_as_hermes=calls is not None and calls.begins_as_hermes,
+        unmarked=calls is not None and calls.unmarked,
         thought=thoughts.thought if thoughts else None,
         ends=next((part.ends for part in parts if part.ends), ()),
         channels=any(part.channels for part in parts),

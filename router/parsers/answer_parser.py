@@ -51,7 +51,13 @@ class AnswerFormatReader:
         fields = {**thoughts, "tool_calls": hermes.fields["tool_calls"]}
         return AnswerFormatReader(
             replace(
-                own, fields=fields, body=hermes.body, body_end="", close=hermes.close, writing=hermes.writing
+                own,
+                fields=fields,
+                body=hermes.body,
+                body_end="",
+                close=hermes.close,
+                writing=hermes.writing,
+                unmarked=False,
             )
         )
 
@@ -113,6 +119,7 @@ class MarkParser:
 
         self._format = answer_format
         self._has_content = has_content
+        self._names = frozenset(map(_name, tools)) if answer_format.unmarked else frozenset()
         self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
         self._broken = False
         self._deltas = DeltaList(text_tools)
@@ -192,9 +199,9 @@ class MarkParser:
 
     def _begin_calls(self) -> None:
         self._body = []
-        self._scanner = (
-            None if self._format.body == "value" else CallScanner(named=self._format.body == "named")
-        )
+        self._scanner = None
+        if self._format.body != "value":
+            self._scanner = CallScanner(named=self._format.body == "named", names=self._names)
 
     def _call_text(self, text: str) -> None:
         self._body.append(text)
@@ -283,6 +290,10 @@ def _is_call(value: Any) -> bool:
         return False
     arguments = value.get("arguments", {})
     return isinstance(arguments, dict) or value.get("arguments") is None
+
+
+def _name(tool: Any) -> str:
+    return str(tool["function"]["name"])
 
 
 def _typed(tool: Any) -> Any:

@@ -4,7 +4,8 @@
     weather[ARGS]{"city": "Paris"}                            `named`: the name stands before its arguments
 
 The name of a call is told as soon as it is complete. What its arguments hold is passed on as the model wrote it, not
-judged: a text may end in the middle of a call. What has no name was no call, and is given back as text.
+judged: a text may end in the middle of a call. What has no name was no call, and is given back as text; so is what has
+a name that is not known, if names are, and no arguments.
 
 This file knows neither tags around calls nor tools.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -34,7 +36,10 @@ class CallPart:
 class CallScanner:
     """The calls in one piece of an answer that is set apart for them."""
 
-    def __init__(self, *, named: bool = False):
+    def __init__(self, *, named: bool = False, names: Collection[str] = ()):
+        """`names`: those that are known to be of calls; empty: any is."""
+        self._names = names
+        self._doubted = ""  # a name that is not, which makes a call with arguments alone
         self._parts: list[CallPart] = []
         self._named = named
         self._step = self._between
@@ -76,7 +81,7 @@ class CallScanner:
         self._raw.append(character)
         if character == "{":
             self._raw = ["{"] if self.calls else self._raw
-            self._name, self._arguments, self._has_arguments = None, [], False
+            self._name, self._doubted, self._arguments, self._has_arguments = None, "", [], False
             self._step = self._before_key
         elif self._named and character not in _BETWEEN:
             self._name = None
@@ -172,11 +177,16 @@ class CallScanner:
             self._raw.append(character)
 
     def _say_name(self, name: str | None) -> None:
-        if name:
-            self._name, self._raw = name, []
-            self.calls += 1
-            self._parts.append(CallPart("name", name))
-            self._parts += [CallPart("arguments", text) for text in self._arguments]
+        if name and self._names and name not in self._names:
+            self._doubted = name
+        elif name:
+            self._begin_call(name)
+
+    def _begin_call(self, name: str) -> None:
+        self._name, self._raw = name, []
+        self.calls += 1
+        self._parts.append(CallPart("name", name))
+        self._parts += [CallPart("arguments", text) for text in self._arguments]
 
     def _say_arguments(self, text: str) -> None:
         self._has_arguments = True
@@ -186,6 +196,8 @@ class CallScanner:
             self._parts.append(CallPart("arguments", text))
 
     def _end(self) -> None:
+        if self._name is None and self._doubted and self._has_arguments:
+            self._begin_call(self._doubted)
         if self._name is None:
             self._give_up()
             return

@@ -160,14 +160,17 @@ MARKS = [
 
 @given(
     tools=st.sampled_from(["hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4"]),
+    known=st.sampled_from(["f", "g"]),
     parts=st.lists(st.sampled_from(MARKS), max_size=25),
 )
-def test_any_mixture_of_marks_is_read_alike_however_it_is_cut(tools: str, parts: list[str]) -> None:
+def test_any_mixture_of_marks_is_read_alike_however_it_is_cut(
+    tools: str, known: str, parts: list[str]
+) -> None:
     reader = AnswerFormatReader(joined(tools, "gemma4" if tools == "gemma4" else "deepseek_r1"))
     text = "".join(parts)
     read = []
     for cut in ([text], parts, list(text)):
-        parser = reader.parser(calls=True, prefix="")
+        parser = reader.parser(calls=True, prefix="", tools=[{"function": {"name": known}}])
         assert parser is not None
         read.append(join(pieces(parser, cut)))
     assert read[0] == read[1] == read[2]
