@@ -22,7 +22,7 @@ from typing import Any
 
 from router.parsers.answer_deltas import AnswerDelta, AnswerParser, DeltaList
 from router.parsers.answer_formats import AnswerFormat, joined
-from router.parsers.call_scanner import CallPart, CallScanner
+from router.parsers.call_scanner import CallPart, CallScanner, whole_text
 from router.parsers.harmony import HarmonyParser
 
 
@@ -244,10 +244,11 @@ class MarkParser:
             return False
         for one in called:
             assert one is not None
-            self._say_call(one["name"])
+            self._say_call(whole_text(one["name"]))
             arguments = one.get("arguments") or {}
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            self._deltas.arguments(text)
+            self._deltas.arguments(
+                whole_text(arguments if isinstance(arguments, str) else _as_json(arguments))
+            )
         return True
 
     def _say_call(self, name: str) -> None:
@@ -290,6 +291,14 @@ def _is_call(value: Any) -> bool:
         return False
     arguments = value.get("arguments", {})
     return isinstance(arguments, dict) or value.get("arguments") is None
+
+
+def _as_json(arguments: Any) -> str:
+    try:
+        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:  # NaN or Infinity, which Python reads and JSON does not have
+        finite = json.loads(json.dumps(arguments), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False)
 
 
 def _name(tool: Any) -> str:

@@ -253,7 +253,7 @@ def _string(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return whole_text(value) if isinstance(value, str) else None
 
 
 # ---- the text of a custom tool out of the arguments of its call, while they come -------------------------------------
@@ -304,7 +304,7 @@ class CustomInput:
         except (ValueError, RecursionError):
             return held
         strings = list(value.values()) if isinstance(value, dict) else [value]
-        return _whole(strings[0]) if len(strings) == 1 and isinstance(strings[0], str) else held
+        return whole_text(strings[0]) if len(strings) == 1 and isinstance(strings[0], str) else held
 
     def _begins(self) -> bool:
         """Whether the string has begun. What cannot become one any more is held to the end."""
@@ -335,10 +335,11 @@ def _decoded(part: str) -> str:
     if not part.startswith("\\"):
         return part
     try:
-        return _whole(json.loads(f'"{part}"'))
+        return whole_text(json.loads(f'"{part}"'))
     except ValueError:
         return part
 
 
-def _whole(text: str) -> str:
+def whole_text(text: str) -> str:
+    """Text with each half of a surrogate pair replaced, as JSON may have it: it cannot be written."""
     return _HALVES.sub("\ufffd", text)

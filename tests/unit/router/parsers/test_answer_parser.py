@@ -192,6 +192,35 @@ def test_what_the_content_parser_cannot_take_is_content() -> None:
     assert read.content.endswith("and more")
 
 
+@pytest.mark.parametrize(
+    ("tools", "text", "calls"),
+    [
+        ("hermes", r'<tool_call>{"name": "f\ud83d", "arguments": {}}</tool_call>', [("f\ufffd", "{}")]),
+        (
+            "hermes",
+            r'<tool_call>{"name": "f", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>',
+            [("f", '{"a": "\ufffd"}')],
+        ),
+        (
+            "qwen3_xml",
+            '<tool_call><function=f><parameter=a>[NaN, -Infinity, 1e999, "\\ud83d"]</parameter></function></tool_call>',
+            [("f", '{"a": [null, null, null, "\ufffd"]}')],
+        ),
+        ("gemma4", '<|tool_call>call:f{a:[NaN, "\\ude42"]}<tool_call|>', [("f", '{"a": [null, "\ufffd"]}')]),
+    ],
+)
+def test_a_call_is_text_and_json_whatever_its_escapes_and_numbers_are(
+    tools: str, text: str, calls: list[tuple[str, str]]
+) -> None:
+    declared = {"function": {"name": "f", "parameters": {"properties": {"a": {"type": "array"}}}}}
+    parser = AnswerFormatReader(joined(tools, "none")).parser(calls=True, prefix="", tools=[declared])
+    assert parser is not None
+    read = join(pieces(parser, text))
+    assert read.calls == calls
+    msgspec.json.encode([read.content, read.calls])  # half of a surrogate pair is no text
+    msgspec.json.decode(read.calls[0][1])
+
+
 # ---- which format a model has ---------------------------------------------------------------------------------------
 
 
