@@ -27,6 +27,8 @@ from shared.primitives.errors import RequestError
 Json = dict[str, Any]
 
 TOOLS_MAX = 128  # as OpenAI's; those within namespaces count
+NAME_CHARS_MAX = 128  # as Anthropic's: names of MCP servers' tools have that of their server before them
+NAMESPACE_CHARS_MAX = 64
 HOSTED = (  # in a header a tool is named by its type, less its date, only if it is one of these
     *(
         "advisor",
@@ -43,7 +45,7 @@ HOSTED = (  # in a header a tool is named by its type, less its date, only if it
 
 _KINDS = ("function", "custom", "namespace")
 _DATE = re.compile(r"_\d{4}_?\d\d_?\d\d$")  # web_search_20250305, web_search_2025_08_26
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +99,7 @@ def _tools(given: Json, place: str, ignored: Ignored) -> Iterator[Tool]:
     if kind != "namespace":
         yield from _tool(given, place, None, ignored)
         return
-    name, within = _name(given, place), given.get("tools")
+    name, within = _name(given, place, NAMESPACE_CHARS_MAX), given.get("tools")
     if not isinstance(within, list) or not all(isinstance(one, dict) for one in within):
         raise RequestError(f"{place}.tools must be a list of tools", param=f"{place}.tools")
     for at, one in enumerate(within):
@@ -163,11 +165,11 @@ def _shown(function: Json) -> Json:
     return {"type": "function", "function": function}
 
 
-def _name(fields: Json, place: str) -> str:
+def _name(fields: Json, place: str, chars_max: int = NAME_CHARS_MAX) -> str:
     name = fields.get("name")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or len(name) > chars_max or not _NAME.fullmatch(name):
         raise RequestError(
-            f"{place}.name must have 1 to 64 letters, digits, _, - or .", param=f"{place}.name"
+            f"{place}.name must have 1 to {chars_max} letters, digits, _, - or .", param=f"{place}.name"
         )
     return name
 

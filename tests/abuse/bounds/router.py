@@ -16,6 +16,7 @@ HTTP = "tests/abuse/test_http.py::test_a_connection_is_answered_or_closed"
 PARSER, FIELDS = "router.listener.request_parser", "router.openai.generation_request"
 TABLE = "router.openai.fields.table"
 UNIT = "tests/unit/router"
+TOOL_NAMES = "tests/unit/router/openai/tools/test_tools_over_http.py::test_bad_tools_are_refused_by_name"
 JSON = "tests/abuse/test_bodies.py::test_a_body_is_served_or_refused_without_an_echo"
 
 ROUTER_BOUNDS = (
@@ -104,6 +105,19 @@ ROUTER_BOUNDS = (
         "128 tools of one HTTP request",
         f"{JSON}[129 tools]",
         place="router.openai.tools.declared",
+    ),
+    *(
+        Bound(
+            name,
+            "400",
+            f"{chars} characters a tool",
+            f"{TOOL_NAMES}[{case}]",
+            place="router.openai.tools.declared",
+        )
+        for name, chars, case in (
+            ("NAME_CHARS_MAX", 128, "a name of 129 characters"),
+            ("NAMESPACE_CHARS_MAX", 64, "a namespace of 65 characters"),
+        )
     ),
     Bound(
         "tokenizing_max",

@@ -206,6 +206,14 @@ BAD = {
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         "tools[0].function.name",
     ),
+    "a name of 129 characters": (
+        {"tools": [{"type": "function", "function": {"name": "a" * 129}}]},
+        "tools[0].function.name",
+    ),
+    "a namespace of 65 characters": (
+        {"tools": [{"type": "namespace", "name": "a" * 65, "tools": []}]},
+        "tools[0].name",
+    ),
     "a name twice": ({"tools": [WEATHER, WEATHER]}, "tools"),
     "parameters that are a list": (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
@@ -229,6 +237,17 @@ def test_bad_tools_are_refused_by_name(client: openai.OpenAI, body: dict[str, An
     with pytest.raises(openai.BadRequestError) as refused:
         asked(client, extra_body=body)
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_name_of_128_characters_as_of_an_mcp_servers_tool_is_called(
+    client: openai.OpenAI, router: RunningRouter, choice: Any
+) -> None:
+    name = "mcp__8b383b1d-b46a-4b70-994c-c7c26b866287__check_domain_availability_and_price".ljust(128, "x")
+    router.says(CALL.replace("weather", name))
+    tool = {"type": "function", "function": {**WEATHER["function"], "name": name}}
+    read, reason = read_whole(asked(client, tools=[tool], tool_choice=choice))
+    assert ([call["name"] for call in read["tool_calls"]], reason) == ([name], "tool_calls")
 
 
 def test_a_template_without_tools_refuses_them_and_says_what_to_do(routers: Routers) -> None:
