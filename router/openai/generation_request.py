@@ -243,7 +243,7 @@ class RequestReader:
                     stops=stops,
                     include_stop=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
                     skip_special_tokens=fields.skip_special_tokens is not False,
-                    continues_prompt=chat is None,
+                    continues_prompt=chat is None or bool(chat.continue_final_message),
                     token_ids=bool(fields.return_token_ids),
                     reading=reading,
                 ),

@@ -64,7 +64,7 @@ class TextOptions:
     stops: tuple[StopPattern, ...] = ()
     include_stop: bool = False  # what ended the text is a part of it
     skip_special_tokens: bool = True
-    continues_prompt: bool = False  # the text goes on where the prompt ends, as completions do
+    continues_prompt: bool = False  # the text goes on where the prompt ends: a completion, or a last message
     token_ids: bool = False  # pieces say of which tokens they are
     reading: AnswerReading | None = None  # thoughts and calls are told apart from the text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.scripted_workers import MODEL, RunningRouter, Script
-from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID, SPECIAL
+from tests.unit.router.tiny_model import CONTEXT_LEN, END_ID, SPECIAL, byte_fallback, write_folder
 
 TEXT = "the quick brown fox"
 USER = {"role": "user", "content": "hi"}
@@ -102,6 +103,30 @@ def test_the_last_message_is_continued(client: openai.OpenAI, router: RunningRou
     assert router.prompt.endswith("<|start|>assistant\nIt is")
     with pytest.raises(openai.BadRequestError, match="add_generation_prompt must be false"):
         chat(client, USER, begun, continue_final_message=True, add_generation_prompt=True)
+
+
+def test_a_message_that_is_continued_keeps_the_space_behind_it(tmp_path: Path) -> None:
+    """Decoders as Llama 2's and Mistral's leave out the space of a text's first word."""
+    folder = write_folder(
+        tmp_path / "model", chat_template="{% for message in messages %}{{ message.content }}{% endfor %}"
+    )
+    tokenizer = byte_fallback()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    word = tokenizer.get_vocab()["▁the"]
+    begun = [USER, {"role": "assistant", "content": "In"}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"continue_final_message": True, "add_generation_prompt": False},
+        "/v1/messages": {},
+    }
+    with RunningRouter(folder) as router:
+        router.workers.script = Script(output=lambda _: (word,) * 2)
+        for path, fields in bodies.items():
+            answer = router.http.post(path, json={"messages": begun, "max_tokens": 2} | fields).json()
+            message = answer["choices"][0]["message"] if "choices" in answer else answer
+            content = message["content"]
+            assert (content if isinstance(content, str) else content[0]["text"]) == " the the"
+        whole = router.http.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 2}).json()
+        assert whole["choices"][0]["message"]["content"] == "the the"
 
 
 def test_a_chat_may_end_without_a_generation_prompt(client: openai.OpenAI, router: RunningRouter) -> None:
