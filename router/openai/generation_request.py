@@ -44,6 +44,7 @@ STOP_STRINGS_MAX = 16  # OpenAI takes 4, some clients send more
 STOP_CHARS_MAX = 1024
 DEADLINE_SECONDS_MAX = 86_400  # a day
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+ANY_SEED = -1  # as at vLLM, llama.cpp and text-generation-webui: programs send it where no seed is set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +224,7 @@ class RequestReader:
         truncation = _truncation(fields)
         likeliest = _likeliest(fields)
         _check_streamed(fields.prompt_logprobs, stream=stream, echoed=likeliest if echo else -1)
-        seed = seed_for(fields.seed, stream)
+        seed = seed_for(None if fields.seed == ANY_SEED else fields.seed, stream)
         grammar = asked_grammar(fields, ignored)
         tools = NO_TOOLS if chat is None else tool_use(chat, ignored)
         structured = grammar is not None

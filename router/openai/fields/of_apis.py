@@ -30,7 +30,7 @@ OPENAI_FIELDS = (
             "max_tokens": "at least 1; a completion has 16 by default, a chat all that the context leaves",
             "temperature": "0 to 1,000; 0 is greedy",
             "top_p": "above 0, up to 1",
-            "seed": "the same seed gives the same output, also over failures of workers",
+            "seed": "the same seed gives the same output, also over failures of workers; -1: any, as without it",
             "frequency_penalty": "-2 to 2",
             "presence_penalty": "-2 to 2",
             "logit_bias": "up to 300 token ids, -100 to 100",

@@ -90,6 +90,17 @@ def test_a_high_temperature_and_128_answers_are_served(router: RunningRouter) ->
     assert router.last_prefill.params.temperature == 5.5
 
 
+@pytest.mark.parametrize("field", ["seed", "random_seed"])
+def test_a_seed_of_minus_one_is_any_as_at_other_servers(router: RunningRouter, field: str) -> None:
+    """SillyTavern sends it unless a seed is set: what it asks for again would be the same text each time."""
+    drawn = []
+    for seed in (-1, -1, 7):
+        assert post(router, "/v1/chat/completions", CHAT | {field: seed}).status_code == 200
+        drawn.append(router.last_prefill.params.seed)
+    assert len({*drawn}) == 3
+    assert drawn[-1] == 7
+
+
 def test_more_prompts_are_a_setting(model_folder: Path) -> None:
     with RunningRouter(model_folder, prompts_max=300) as router:
         answer = post(router, "/v1/completions", {"prompt": ["fox"] * 300, "max_tokens": 1})
