@@ -44,7 +44,10 @@ OPENAI_FIELDS = (
     *served(
         "OpenAI",
         CHAT,
-        {"response_format": "json_schema, json_object; what cannot be kept is refused if strict, else named"},
+        {
+            "response_format": "json_schema, json_object, which may have a schema; what cannot be kept is refused if "
+            "strict, else named"
+        },
     ),
     *served("OpenAI", CHAT, {"logprobs": "of each token", "top_logprobs": "0 to 20; with logprobs"}),
     *served("OpenAI", COMPLETIONS, {"logprobs": "0 to 20: so many of the likeliest with each token"}),

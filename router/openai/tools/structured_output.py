@@ -1,6 +1,7 @@
 """What an answer must look like, in the fields of three APIs: one grammar, checked as the workers will compile it.
 
-    OpenAI    response_format {type: json_object | json_schema | structural_tag | regex …}
+    OpenAI    response_format {type: json_object | json_schema | structural_tag | regex …}; others give a json_object
+              a schema
     vLLM      structured_outputs {json | json_object | regex | choice | grammar | structural_tag}, and guided_*
     SGLang    json_schema, regex, ebnf
 
@@ -157,7 +158,8 @@ def _response_format(value: Any, param: str) -> Grammar | None:
         case "text":
             return None
         case "json_object":
-            return json_grammar(ANY_OBJECT, param)
+            schema = value.get("schema")  # as llama.cpp, Together and Fireworks take one
+            return json_grammar(schema or ANY_OBJECT, f"{param}.schema", lenient=bool(schema))
         case "json_schema":
             described = _field(value, "json_schema", param)
             check_names(

@@ -81,6 +81,17 @@ def test_any_object(fields: dict[str, Any]) -> None:
     assert decoded(asked(**fields))["type"] == "object"
 
 
+def test_any_object_may_have_a_schema_as_llama_cpp_and_together_take_it() -> None:
+    lenient = {"whitespace_pattern": " ?", "lenient": True, "coerce_one_of": True}
+    for schema in (SCHEMA, json.dumps(SCHEMA)):
+        found = asked(response_format={"type": "json_object", "schema": schema})
+        assert decoded(found) == SCHEMA | {"x-guidance": lenient}
+    nothing: list[Any] = [{}, None]
+    for one in nothing:
+        assert decoded(asked(response_format={"type": "json_object", "schema": one}))["type"] == "object"
+    assert refusal(response_format={"type": "json_object", "schema": 7}).param == "response_format.schema"
+
+
 @pytest.mark.parametrize(
     "fields", [{"structured_outputs": {"regex": r"\d+"}}, {"guided_regex": r"\d+"}, {"regex": r"\d+"}]
 )
