@@ -234,7 +234,9 @@ class CompletionEndpoint:
             return ResponsesObjects(head, options.repeated, options.tools)
         if self._endpoint == "messages":
             return MessagesObjects(head, len(wanted.requests[0].token_ids), wanted.max_tokens)
-        return ChatObjects(head) if self._endpoint == "chat" else CompletionObjects(head)
+        if self._endpoint == "chat":
+            return ChatObjects(head, older=options.tools.older)
+        return CompletionObjects(head)
 
 
 def _asked_answer(request: GenerationRequest, prompts: list[int], output_tokens: int) -> AskedAnswer:

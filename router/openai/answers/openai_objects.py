@@ -165,8 +165,10 @@ class ChatObjects:
     waiting = COMMENT
     held_bytes = 0
 
-    def __init__(self, head: ObjectHead):
+    def __init__(self, head: ObjectHead, *, older: bool = False):
+        """`older`: a call is told as OpenAI's API did before it had tools, and there is one at most."""
         self._head = head
+        self._older = older
         self._empty = head.chunk("chat.completion.chunk")
         self._frame = ChunkFrame(self._empty)
 
@@ -179,13 +181,15 @@ class ChatObjects:
         delta: Json = {"content": piece.text} if piece.text else {}
         if piece.reasoning:
             delta |= _thoughts(piece.reasoning)
-        if piece.calls:
+        if piece.calls and self._older:
+            delta |= self._function_call(piece)
+        elif piece.calls:
             delta["tool_calls"] = [{"index": call.pop("call"), **call} for call in self._calls(piece)]
         choice = {
             "index": piece.index,
             "delta": delta,
             "logprobs": self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": self._finish_reason(piece),
         }
         usage = self._head.usage_so_far(piece.index, piece.tokens)
         return self._frame.around(_extended(choice, piece, piece.token_ids), usage)
@@ -214,7 +218,7 @@ class ChatObjects:
             "logprobs": Parts(logprobs.chat_texts(kept.entries.batches()))
             if logprobs and kept.entries
             else None,
-            "finish_reason": piece.finish_reason,
+            "finish_reason": self._finish_reason(piece),
         }
         return object_parts(_extended(choice, piece, kept.token_ids))
 
@@ -229,10 +233,21 @@ class ChatObjects:
             message |= _thoughts(piece.reasoning)
         if piece.calls:
             message["content"] = piece.text or None
+        if piece.calls and self._older:
+            message |= self._function_call(piece)
+        elif piece.calls:
             message["tool_calls"] = [
                 {name: value for name, value in call.items() if name != "call"} for call in self._calls(piece)
             ]
         return message
+
+    def _finish_reason(self, piece: TextDelta) -> str | None:
+        return "function_call" if self._older and piece.finish_reason == "tool_calls" else piece.finish_reason
+
+    def _function_call(self, piece: TextDelta) -> Json:
+        """What a piece has of the first call, under its older name; nothing of others."""
+        first = [call["function"] for call in self._calls(piece) if call["call"] == 0]
+        return {"function_call": first[0]} if first else {}
 
     def _calls(self, piece: TextDelta) -> list[Json]:
         """One object for what the piece has of each call; only the first of a call has its id and its name."""

@@ -60,7 +60,7 @@ OPENAI_FIELDS = (
             " set; a server's own, as web_search, are left out and named",
             "tool_choice": "none, auto, required, a tool by its name, or allowed_tools",
             "parallel_tool_calls": "false: one call at most, where calls are forced or strict",
-            "functions": "the name of today is tools",
+            "functions": "the name of today is tools; the answer has the first call, as function_call",
             "function_call": "the name of today is tool_choice",
         },
     ),

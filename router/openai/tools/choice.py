@@ -7,7 +7,7 @@
                      allowed    as if these tools were all that there are, with auto or required
 
 A tool that was left out can neither be chosen nor required. OpenAI's older `functions` and `function_call` say the
-same.
+same, of one call at most.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class ToolUse:
     choice: Literal["auto", "required"] = "auto"
     parallel: bool = True
     forced: tuple[str, ...] = ()  # names of those of which one must be called
+    older: bool = False  # asked for as `functions`: the answer has one `function_call`, and no `tool_calls`
 
     @property
     def shown(self) -> list[Json]:
@@ -68,8 +69,10 @@ NO_TOOLS = ToolUse()
 def tool_use(fields: ChatFields, ignored: Ignored) -> ToolUse:
     """What a request asks for; raises `RequestError` naming what is wrong. What is left out goes to `ignored`."""
     tools, param = _tools(fields, ignored)
+    older = param == "functions"
+    parallel = fields.parallel_tool_calls is not False and not older
     choice, choice_param = fields.tool_choice, "tool_choice"
-    if bytes(choice) in _EMPTY and param == "functions":
+    if bytes(choice) in _EMPTY and older:
         choice, choice_param = fields.function_call, "function_call"
     asked = decode(choice, object, choice_param) if bytes(choice) not in _EMPTY else None
     if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
@@ -77,7 +80,7 @@ def tool_use(fields: ChatFields, ignored: Ignored) -> ToolUse:
     if asked in (None, "auto", "none"):
         if asked == "none" or not tools:
             return NO_TOOLS
-        return ToolUse(tools=tools, parallel=fields.parallel_tool_calls is not False)
+        return ToolUse(tools=tools, parallel=parallel, older=older)
     if not tools:
         raise RequestError(
             f"{choice_param} needs a tool that the client runs: this server runs no tools of its own",
@@ -87,11 +90,12 @@ def tool_use(fields: ChatFields, ignored: Ignored) -> ToolUse:
         return ToolUse(
             tools=tools,
             choice="required",
-            parallel=fields.parallel_tool_calls is not False,
+            parallel=parallel,
             forced=tuple(tool.name for tool in tools),
+            older=older,
         )
     tool = _named(asked, tools, choice_param)
-    return ToolUse(tools=tools, choice="required", parallel=False, forced=(tool.name,))
+    return ToolUse(tools=tools, choice="required", parallel=False, forced=(tool.name,), older=older)
 
 
 def _allowed(asked: Any, tools: Sequence[Tool], param: str) -> tuple[tuple[Tool, ...], str]:
