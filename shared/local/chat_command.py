@@ -261,6 +261,7 @@ def _columns(character: str) -> int:
 ANSWER_SECONDS_MAX = 600.0  # without a byte
 CONNECT_SECONDS_MAX = 10.0
 ERROR_BYTES_READ = 65_536
+NO_ROOM = "context_length_exceeded"
 
 
 class AnswerPiece(NamedTuple):
@@ -268,6 +269,10 @@ class AnswerPiece(NamedTuple):
 
     text: str
     thought: bool = False
+
+
+class NoRoomError(StartError):
+    """What was said, or the answer that is asked for, is longer than the model's context."""
 
 
 class ChatSession:
@@ -308,7 +313,7 @@ class ChatSession:
         messages = [*system, *self.turns, asked]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
         answered = ""
-        for chunk in self._events("POST", "/chat/completions", json.dumps(body).encode()):
+        for chunk in self._chunks(body):
             if "error" in chunk:
                 raise StartError(f"the answer broke off: {chunk['error'].get('message', chunk['error'])}")
             for choice in chunk["choices"]:
@@ -319,6 +324,16 @@ class ChatSession:
                     answered += piece
                     yield AnswerPiece(piece)
         self.turns += [asked, {"role": "assistant", "content": answered}]
+
+    def _chunks(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of an answer, of all that the context leaves where `max_tokens` is more than that."""
+        try:
+            yield from self._events("POST", "/chat/completions", json.dumps(body).encode())
+        except NoRoomError:
+            if "max_tokens" not in body:
+                raise
+            unbounded = {name: value for name, value in body.items() if name != "max_tokens"}
+            yield from self._events("POST", "/chat/completions", json.dumps(unbounded).encode())
 
     def _only_model(self) -> str:
         """The name of the model, the first where it has several."""
@@ -351,10 +366,11 @@ class ChatSession:
             connection.request(method, self._base + path, body, self._headers)
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                said = _message_in(answer.read(ERROR_BYTES_READ).decode("utf-8", "replace"))
+                said, code = _error_in(answer.read(ERROR_BYTES_READ).decode("utf-8", "replace"))
                 if answer.status == http.client.UNAUTHORIZED:
                     said = "set SEGUE_API_KEY to a key of this deployment"
-                raise StartError(f"{self._url} refused with status {answer.status}: {said}")
+                kind_of_error = NoRoomError if code == NO_ROOM else StartError
+                raise kind_of_error(f"{self._url} refused with status {answer.status}: {said}")
             yield answer
         except (OSError, http.client.HTTPException) as error:
             raise StartError(
@@ -375,9 +391,10 @@ def _has_port(parts: SplitResult) -> bool:
         return False
 
 
-def _message_in(text: str) -> str:
-    """What an error of OpenAI's API says; the text itself where it is none."""
+def _error_in(text: str) -> tuple[str, str]:
+    """Message and code of an error of OpenAI's API; the text itself where it is none."""
     try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:200] or "it gave no reason"
+        error = json.loads(text)["error"]
+        return str(error["message"]), str(error.get("code"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return " ".join(text.split())[:200] or "it gave no reason", ""

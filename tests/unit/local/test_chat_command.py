@@ -8,11 +8,14 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from shared.local.chat_command import DIM, PLAIN, AnswerLines, AnswerPiece, ChatSession
 from shared.primitives.errors import StartError
+from tests.unit.router.scripted_workers import RunningRouter
+from tests.unit.router.tiny_model import CONTEXT_LEN, write_folder
 
 
 def listed(*models: tuple[str, str]) -> bytes:
@@ -66,6 +69,21 @@ def test_a_model_of_several_names_is_one(other_server: str) -> None:
 def test_of_two_models_one_must_be_named(other_server: str) -> None:
     with pytest.raises(StartError, match="serves 2 models; name one with --model"):
         ChatSession(f"{other_server}/two")
+
+
+def test_an_answer_is_as_long_as_the_context_leaves_where_that_is_less_than_max_tokens(
+    tmp_path: Path,
+) -> None:
+    with RunningRouter(write_folder(tmp_path / "model")) as router:
+        router.says("the quick brown fox")
+        conversation = ChatSession(router.url, options={"max_tokens": CONTEXT_LEN})
+        assert "".join(piece.text for piece in conversation.answer("hi")) == "the quick brown fox"
+        assert router.last_prefill.params.max_new_tokens == CONTEXT_LEN - len(router.last_prefill.token_ids)
+        assert [turn["role"] for turn in conversation.turns] == ["user", "assistant"]
+        with pytest.raises(StartError, match="messages has more than 256 tokens"):
+            list(conversation.answer("long " * CONTEXT_LEN))
+        with pytest.raises(StartError, match="max_tokens must be at least 1"):
+            list(ChatSession(router.url, options={"max_tokens": 0}).answer("hi"))
 
 
 # ---- an answer at a terminal: lines are broken between words, and thoughts are told from the answer ------------------
