@@ -44,6 +44,8 @@ def main() -> NoReturn:
         command = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in COMMANDS else ""
         sys.stderr.write(f"segue {command}".rstrip() + ": interrupted\n")
         sys.exit(130)
+    except BrokenPipeError:  # who read the output has gone, as `head` does once it has its lines
+        os._exit(128 + signal.SIGPIPE)  # Python would flush its output once more, and say that it cannot
 
 
 def run_and_exit(argv: list[str]) -> NoReturn:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -106,6 +108,16 @@ finally:
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (0, "loaded []")
     assert all(f"    {name} " in child.stdout for name in COMMANDS)
+
+
+def test_a_reader_that_has_gone_ends_a_command_without_a_traceback() -> None:
+    """As `segue doctor | head -1` does, or `segue run smollm2 … | head`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        command = [sys.executable, "-P", "-m", "shared.local.cli", "doctor"]
+        child = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False)
+    assert (child.returncode, child.stderr) == (128 + signal.SIGPIPE, "")
 
 
 @pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [["keys", "new"], ["keys", "check"]])
