@@ -89,9 +89,8 @@ class FormatData(msgspec.Struct, forbid_unknown_fields=True):
         CallWriting
     ] = []  # of models that write JSON; the first that a chat template fits, else the last
     begins_as_hermes: bool = False  # a call that is no JSON begins with Hermes' mark
-    unmarked: bool = (
-        False  # calls may have no mark, and JSON with a name may be the answer: `CallScanner`'s `names`
-    )
+    # a call may have no mark before it: what tells it from a text is a tool's name, or that JSON has arguments
+    unmarked: bool = False
     thought: tuple[str, str] | None = None  # what stands around thoughts
     ends: tuple[str, ...] = ()  # marks that end an answer
     channels: bool = False  # `HarmonyParser` reads it, and `fields` name what there is

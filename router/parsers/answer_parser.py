@@ -240,6 +240,7 @@ class MarkParser:
             unread.strip() != (self._format.body_end if pattern else "")
             or not called
             or not all(map(_is_call, called))
+            or (self._is_bare(value) and not all(one and one["name"] in self._names for one in called))
         ):
             return False
         for one in called:
@@ -250,6 +251,11 @@ class MarkParser:
                 whole_text(arguments if isinstance(arguments, str) else _as_json(arguments))
             )
         return True
+
+    def _is_bare(self, value: Any) -> bool:
+        """Whether a call has no mark before it, so that only the name of a tool tells it from a text."""
+        opened = value.get("open", "") if isinstance(value, dict) else ""
+        return self._format.unmarked and not opened.startswith(tuple(self._format.special_tokens or ()))
 
     def _say_call(self, name: str) -> None:
         self._content = _Blank(keep_first=False)
