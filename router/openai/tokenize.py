@@ -31,24 +31,24 @@ Work = Callable[[OpenAIServing, bytearray, int], msgspec.Raw]  # of a body and t
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True):
-    """The body of POST /tokenize: a prompt or messages."""
+    """The body of POST /tokenize: a prompt or messages; null means the default everywhere."""
 
     model: str | None = None
     prompt: str | None = None
     messages: msgspec.Raw = NO_BYTES
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: msgspec.Raw = NO_BYTES
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
     def chat_options(self) -> ChatOptions:
         """How the messages are rendered."""
         return ChatOptions(
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            variables=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continue_final_message=bool(self.continue_final_message),
+            variables=self.chat_template_kwargs or {},
             tools=tool_use(ChatFields(messages=self.messages, tools=self.tools), Ignored()).shown or None,
         )
 
@@ -93,7 +93,7 @@ def tokenize(serving: OpenAIServing, body: bytearray, context_len: int) -> msgsp
     if bytes(fields.messages) not in (b"", b"null"):
         ids = prompts.chat(fields.messages, context_len, fields.chat_options())
     elif fields.prompt is not None:
-        ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens)
+        ids = prompts.encode(fields.prompt, context_len, "prompt", fields.add_special_tokens is not False)
     else:
         raise RequestError("either prompt or messages is required", param="prompt")
     strings = serving.tokenizer.token_strings(ids) if fields.return_token_strs else None

@@ -165,7 +165,7 @@ def _call(call: ToolCallFields, param: str) -> dict[str, Any]:
 
 def _arguments(called: CalledFunction, param: str) -> Any:
     """An object for the template; a text that is none stays what the model wrote."""
-    text = bytes(called.arguments) or b"{}"
+    text = b"{}" if bytes(called.arguments) in (b"", b"null") else bytes(called.arguments)
     if text.startswith(b'"'):
         inner = decode(text, str, f"{param}.arguments") or "{}"
         check_nesting(inner, f"{param}.arguments")

@@ -90,6 +90,14 @@ def test_a_high_temperature_and_128_answers_are_served(router: RunningRouter) ->
     assert router.last_prefill.params.temperature == 5.5
 
 
+def test_null_is_the_default_where_tokens_are_counted_too(router: RunningRouter) -> None:
+    names = "add_special_tokens add_generation_prompt continue_final_message chat_template_kwargs tools"
+    nulls = dict.fromkeys([*names.split(), "return_token_strs", "model"])
+    for asked in ({"prompt": "fox"}, {"messages": CHAT["messages"]}):
+        answer = post(router, "/tokenize", asked | nulls)
+        assert (answer.status_code, answer.json()) == (200, post(router, "/tokenize", asked).json())
+
+
 @pytest.mark.parametrize("field", ["seed", "random_seed"])
 def test_a_seed_of_minus_one_is_any_as_at_other_servers(router: RunningRouter, field: str) -> None:
     """SillyTavern sends it unless a seed is set: what it asks for again would be the same text each time."""

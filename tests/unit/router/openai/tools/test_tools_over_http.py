@@ -134,6 +134,12 @@ def test_openais_older_names_are_the_same(client: openai.OpenAI, router: Running
     called = {"name": "weather", "arguments": '{"city": "Paris"}'}
     asked(client, USER, {"role": "assistant", "content": None, "function_call": called})
     assert "<weather Paris>" in router.prompt
+    asked(
+        client,
+        USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": None}},
+    )
+    assert "<weather >" in router.prompt
 
 
 def test_who_asks_with_functions_is_answered_with_a_function_call(
