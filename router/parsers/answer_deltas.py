@@ -1,7 +1,7 @@
 """What a parser finds in an answer, piece by piece: content, thoughts, calls of tools and their arguments.
 
-Every parser writes a `DeltaList`, so calls are counted, and texts of custom tools taken out of their JSON, alike in
-every format. This file knows no format.
+Every parser writes a `DeltaList`, so calls are counted, control characters in their arguments escaped, and texts of
+custom tools taken out of their JSON, alike in every format. This file knows no format.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from router.parsers.call_scanner import CustomInput
+from router.parsers.call_scanner import ControlEscapes, CustomInput
 
 DeltaKind = Literal["content", "reasoning", "call", "arguments", "custom_call", "input"]
 NAMES = ("call", "custom_call")  # whose text is the name of a tool
@@ -59,6 +59,7 @@ class DeltaList:
         self._text_tools = text_tools
         self._deltas: list[AnswerDelta] = []
         self._input: CustomInput | None = None  # of the last call, if its tool takes a text
+        self._escapes = ControlEscapes()  # of its arguments, if not
 
     def take(self) -> list[AnswerDelta]:
         """What came since the last time."""
@@ -75,6 +76,7 @@ class DeltaList:
         self.end_call()
         self.calls += 1
         self._input = CustomInput() if name in self._text_tools else None
+        self._escapes = ControlEscapes()
         self.put("custom_call" if self._input else "call", name)
 
     def arguments(self, text: str) -> None:
@@ -82,7 +84,7 @@ class DeltaList:
         if self._input:
             self.put("input", self._input.push(text))
         else:
-            self.put("arguments", text)
+            self.put("arguments", self._escapes.push(text))
 
     def end_call(self) -> None:
         """Nothing more comes of the last call."""

@@ -4,8 +4,8 @@
     weather[ARGS]{"city": "Paris"}                            `named`: the name stands before its arguments
 
 The name of a call is told as soon as it is complete. What its arguments hold is passed on as the model wrote it, not
-judged: a text may end in the middle of a call. What has no name was no call, and is given back as text; so is what has
-a name that is not known, if names are, and no arguments.
+judged: a text may end in the middle of a call. Line breaks within strings alone are mended (`ControlEscapes`). What has
+no name was no call, and is given back as text; so is what has a name that is not known, if names are, and no arguments.
 
 This file knows neither tags around calls nor tools.
 """
@@ -248,12 +248,33 @@ class _ValueEnd:
 
 
 def _string(text: str) -> str | None:
-    """The string that `text` is in JSON."""
+    """The string that `text` is in JSON, though its line breaks may be no escapes."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, strict=False)
     except ValueError:
         return None
     return whole_text(value) if isinstance(value, str) else None
+
+
+class ControlEscapes:
+    """Escapes control characters within the strings of a JSON text, which models write as they are."""
+
+    def __init__(self) -> None:
+        self._quoted = self._escaped = False
+
+    def push(self, text: str) -> str:
+        """The next piece, as JSON has it."""
+        return "".join(map(self._character, text)) if self._quoted or '"' in text else text
+
+    def _character(self, character: str) -> str:
+        if not self._quoted:
+            self._quoted = character == '"'
+            return character
+        was_escaped, self._escaped = self._escaped, character == "\\" and not self._escaped
+        if character < " ":  # behind a backslash it is one beside a line break
+            return ("\\" if was_escaped else "") + json.dumps(character)[1:-1]
+        self._quoted = character != '"' or was_escaped
+        return character
 
 
 # ---- the text of a custom tool out of the arguments of its call, while they come -------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -106,6 +107,14 @@ def join(deltas: Sequence[AnswerDelta]) -> ReadAnswer:
 def test_an_answer_is_read_as_its_fixture_says(read: FormatFixtures, answer: WrittenAnswer) -> None:
     met = join(pieces(parser_of(read, answer), [answer.text]))
     assert met == ReadAnswer(answer.content, answer.reasoning, answer.calls)
+
+
+@pytest.mark.parametrize(("read", "answer"), ANSWERS)
+def test_the_arguments_of_a_call_that_is_whole_are_json(read: FormatFixtures, answer: WrittenAnswer) -> None:
+    if "cut" in answer.what or "no JSON" in answer.what:
+        pytest.skip("it is not whole, or the model wrote something else")
+    for _, arguments in join(pieces(parser_of(read, answer), [answer.text])).calls:
+        json.loads(arguments)
 
 
 @pytest.mark.parametrize(("read", "answer"), ANSWERS)
