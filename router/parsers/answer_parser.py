@@ -25,6 +25,9 @@ from router.parsers.answer_formats import AnswerFormat, joined
 from router.parsers.call_scanner import CallPart, CallScanner, whole_text
 from router.parsers.harmony import HarmonyParser
 
+FORGOTTEN_CHARS = 4096  # of an answer, at a time, once they have passed
+BEHIND_CHARS = 64  # of them stay, since a mark may have to stand at the beginning of an answer, or of a line
+
 
 class AnswerFormatReader:
     """Makes the parsers of one format. The templates are compiled once."""
@@ -169,6 +172,19 @@ class MarkParser:
             return
         for event in events:
             self._event(event, at_end=text is None)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let `ResponseParser` forget text that has passed: it keeps all and copies it with each piece.
+
+        It has no method for that. A version that names these fields otherwise keeps the text.
+        """
+        parser, passed = self._parser, getattr(self._parser, "_pos", 0)
+        if passed < FORGOTTEN_CHARS:
+            return
+        parser._buffer, parser._pos = parser._buffer[passed - BEHIND_CHARS :], BEHIND_CHARS
+        if parser._current != "tool_calls":  # whose text is read when it is whole
+            parser._body = ""
 
     def _event(self, event: dict[str, Any], *, at_end: bool) -> None:
         region, kind = event["field"], event["type"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -190,6 +191,35 @@ def test_text_without_marks_comes_out_as_it_came() -> None:
     parser = AnswerFormatReader(joined("hermes", "deepseek_r1")).parser(calls=True, prefix="")
     assert parser is not None
     assert join(pieces(parser, text)) == ReadAnswer(text, "", [])
+
+
+@pytest.mark.parametrize("opened", ["", "<think>"], ids=["content", "thoughts"])
+def test_of_a_long_answer_no_text_is_kept(opened: str) -> None:
+    parser = AnswerFormatReader(joined("hermes", "deepseek_r1")).parser(calls=True, prefix="")
+    assert parser is not None
+    word = " " + "x" * 99
+    parser.push(f"{opened}a{word * 100}")
+    tracemalloc.start()
+    try:
+        chars = sum(len(delta.text) for _ in range(10_000) for delta in parser.push(word))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert chars == 1_000_000
+    assert kept < 100_000
+
+
+@pytest.mark.parametrize("tools", ["hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4"])
+def test_what_was_forgotten_changes_nothing(tools: str) -> None:
+    reader = AnswerFormatReader(joined(tools, "gemma4" if tools == "gemma4" else "deepseek_r1"))
+    long, call = "word\n" * 1000, '{"name": "f", "arguments": {"a": "' + "b" * 5000 + '"}}'
+    text = f"<think>{long}</think>{long}{call}\n<tool_call>{call}</tool_call>{long}<function=f>\n</function>"
+    for pieces_of_text in (text[at : at + 1000] for at in range(0, len(text), 1000)), iter(text):
+        parser = reader.parser(calls=True, prefix="", tools=[{"function": {"name": "f"}}])
+        whole = reader.parser(calls=True, prefix="", tools=[{"function": {"name": "f"}}])
+        assert parser is not None
+        assert whole is not None
+        assert join(pieces(parser, pieces_of_text)) == join(pieces(whole, [text]))
 
 
 def test_what_the_content_parser_cannot_take_is_content() -> None:
