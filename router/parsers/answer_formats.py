@@ -18,7 +18,6 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from router.text.chat_template import chat_templates
 from shared.primitives.errors import ModelError
 
 Body = Literal["json", "named", "value"]
@@ -150,7 +149,8 @@ def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: 
     own = getattr(tokenizer, "response_template", None)
     if own is not None and tools == reasoning == "auto":
         return _own_format(own)
-    chat_template = "\n".join(sorted({each for each in chat_templates(tokenizer) if each is not None}))
+    found = tokenizer.chat_template  # of some models several by name, as that for chats with tools
+    chat_template = "\n".join(found.values()) if isinstance(found, Mapping) else found or ""
     tokens = {
         token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }
