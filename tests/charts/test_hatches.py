@@ -120,6 +120,30 @@ def test_labels_and_annotations_that_are_said_twice_are_rendered_once() -> None:
     assert (pod["labels"]["team"], pod["annotations"]["checksum/config"]) == ("b", "mine")
 
 
+def keys_given_twice(node: yaml.Node | None) -> Iterator[str]:
+    """Keys that a mapping has more than once: YAML forbids them, and kustomize and Flux refuse them."""
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value]
+        yield from {name for name in names if names.count(name) > 1}
+        for _, value in node.value:
+            yield from keys_given_twice(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            yield from keys_given_twice(each)
+
+
+def test_a_label_of_ones_own_takes_the_place_of_the_charts(tmp_path: Path) -> None:
+    own = {f"app.kubernetes.io/{key}": f"my-{key}" for key in ("part-of", "managed-by", "version")}
+    given = tmp_path / "values.yaml"
+    given.write_text(yaml.safe_dump({"commonLabels": {**own, "helm.sh/chart": "mine"}}), encoding="utf-8")
+    text = run_helm("template", "segue", str(CHART), "--values", str(given))
+    for document in yaml.compose_all(text, Loader=yaml.CSafeLoader):
+        assert not list(keys_given_twice(document))
+    decode = of_kind(list(yaml.safe_load_all(text)), "Deployment")["segue-decode"]
+    for labels in (decode["metadata"]["labels"], decode["spec"]["template"]["metadata"]["labels"]):
+        assert own.items() <= labels.items()
+
+
 def test_routers_are_spread_over_nodes_where_that_is_possible() -> None:
     pod = pods(objects(None, release="other"))["router"]
     (spread,) = pod["spec"]["topologySpreadConstraints"]

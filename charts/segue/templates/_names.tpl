@@ -31,20 +31,17 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{/* (root, component) → labels of pods: no version in them, or each upgrade of the chart would roll all pods. */}}
 {{- define "segue.podLabels" -}}
 {{- $root := index . 0 -}}
+{{- $ours := dict "app.kubernetes.io/part-of" "segue" "app.kubernetes.io/managed-by" $root.Release.Service -}}
 {{ include "segue.selectorLabels" . }}
-app.kubernetes.io/part-of: segue
-app.kubernetes.io/managed-by: {{ $root.Release.Service }}
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{ merge (dict) (default dict $root.Values.commonLabels) $ours | toYaml }}
 {{- end -}}
 
-{{/* (root, component) → labels of every other object. */}}
+{{/* (root, component) → labels of every other object; a key that is there twice is no YAML to kustomize, and so to Flux. */}}
 {{- define "segue.labels" -}}
 {{- $root := index . 0 -}}
-{{ include "segue.podLabels" . }}
-app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- $ours := dict "app.kubernetes.io/version" $root.Chart.AppVersion -}}
+{{- $_ := set $ours "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") -}}
+{{- merge (include "segue.podLabels" . | fromYaml) $ours | toYaml -}}
 {{- end -}}
 
 {{/* (root, role) → the headless Service whose EndpointSlices name the pods of this role. */}}
