@@ -55,7 +55,12 @@ def test_a_route_takes_off_its_prefix_and_ends_no_stream() -> None:
     )
     [rule] = route["spec"]["rules"]
     assert rule["timeouts"] == {"request": "0s"}
-    assert rule["backendRefs"] == [{"name": "segue-router", "port": 80}]
+    # In lists nothing is left to the defaults of the CRD, or Argo CD, which compares lists whole, would never settle.
+    assert rule["backendRefs"] == [
+        {"group": "", "kind": "Service", "name": "segue-router", "port": 80, "weight": 1}
+    ]
+    [parent] = route["spec"]["parentRefs"]
+    assert (parent["group"], parent["kind"]) == ("gateway.networking.k8s.io", "Gateway")
     assert rule["matches"] == [
         {
             "path": {"type": "PathPrefix", "value": "/small"},
@@ -65,6 +70,10 @@ def test_a_route_takes_off_its_prefix_and_ends_no_stream() -> None:
     rewrite = rule["filters"][0]["urlRewrite"]["path"]
     assert rewrite == {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}
     assert "filters" not in the_only("HTTPRoute", *ROUTE)["spec"]["rules"][0]
+    [parent] = the_only("HTTPRoute", *ROUTE, "router.httpRoute.parentRefs[0].kind=Service")["spec"][
+        "parentRefs"
+    ]
+    assert parent["kind"] == "Service"
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,8 @@ def test_prometheus_finds_all_pods_and_names_their_release() -> None:
     assert spec["selector"]["matchExpressions"][0]["values"] == ["router", "prefill", "decode"]
     [endpoint] = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["interval"]) == ("admin", "5s")
+    # The CRD's default is said: Argo CD compares lists whole, and would never settle.
+    assert [each["action"] for each in endpoint["relabelings"]] == ["replace"]
     labels = pod_monitor("monitoring.podMonitor.labels.release=stack")["metadata"]["labels"]
     assert labels["release"] == "stack"
     assert labels["app.kubernetes.io/instance"] == RELEASE
