@@ -203,6 +203,23 @@ def test_every_container_has_what_a_quota_asks_for_and_only_the_main_one_devices
             assert "nvidia.com/gpu" not in container["resources"]["limits"]
 
 
+def test_pods_of_hooks_name_what_a_quota_counts_and_go_to_nodes_that_take_routers() -> None:
+    arch = "router.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+    sets = (
+        "router.resources.limits.cpu=2",
+        f"{arch}.matchExpressions[0].key=kubernetes.io/arch",
+        f"{arch}.matchExpressions[0].operator=Exists",
+    )
+    rendered = pods(objects(None, *sets))
+    router = rendered["router"]["spec"]
+    for component in ("keys-create", "keys-remove", "test", "isolation-test"):
+        pod = rendered[component]["spec"]
+        assert pod["affinity"]["nodeAffinity"] == router["affinity"]["nodeAffinity"]
+        for side, asked in router["containers"][0]["resources"].items():
+            assert pod["containers"][0]["resources"][side].keys() == asked.keys(), (component, side)
+        assert pod["containers"][0]["resources"]["limits"]["memory"] == "256Mi"
+
+
 def test_a_model_on_a_volume_or_in_the_image_is_not_copied() -> None:
     on_volume = pods(objects("production"))["decode"]
     assert "initContainers" not in on_volume["spec"]

@@ -9,18 +9,21 @@ securityContext:
 {{- end }}
 {{- include "segue.pullSecrets" . }}
 {{- include "segue.placement" (list . "router" "nodeSelector" "tolerations") }}
+{{- with (default dict .Values.router.affinity).nodeAffinity }}
+affinity:
+  nodeAffinity:
+    {{- tpl (toYaml .) $ | nindent 4 }}
+{{- end }}
 {{- end -}}
 
 {{- define "segue.hookContainer" -}}
 image: {{ include "segue.image" (list . "router") }}
 imagePullPolicy: {{ include "segue.pullPolicy" (list . (include "segue.image" (list . "router"))) }}
 terminationMessagePolicy: FallbackToLogsOnError
+{{- /* A quota admits a pod only if it names all that the quota counts, which routers name. */}}
+{{- $small := dict "requests" (dict "cpu" "50m" "memory" "128Mi") "limits" (dict "memory" "256Mi") }}
 resources:
-  requests:
-    cpu: 50m
-    memory: 128Mi
-  limits:
-    memory: 256Mi
+  {{- mergeOverwrite (include "segue.plainResources" (list . "router") | fromYaml) $small | toYaml | nindent 2 }}
 {{- with .Values.securityContext }}
 securityContext:
   {{- toYaml . | nindent 2 }}
