@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,24 @@ def test_what_helm_says_for_all_charts_goes_before_what_this_one_says() -> None:
         for container in spec["containers"] + spec.get("initContainers", []):
             assert container["image"].startswith("harbor.corp/segue-")
         assert spec["imagePullSecrets"] == [{"name": "b"}, {"name": "a"}]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_an_umbrella_may_switch_it_on_and_off(enabled: bool, tmp_path: Path) -> None:
+    needed = [
+        {"name": "segue", "version": ">=0.0.0-0", "alias": alias, "condition": f"{alias}.enabled"}
+        for alias in ("small", "large")
+    ]
+    chart = {"apiVersion": "v2", "name": "umbrella", "version": "1.0.0", "dependencies": needed}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart), encoding="utf-8")
+    shutil.copytree(CHART, tmp_path / "charts" / "segue")
+    flags = ("--set", "small.enabled=true", "--set", f"large.enabled={json.dumps(enabled)}")
+    rendered = [
+        each for each in yaml.safe_load_all(run_helm("template", "llm", str(tmp_path), *flags)) if each
+    ]
+    deployments = {f"llm-small-{role}" for role in ROLE_CONFIGS}
+    deployments |= {f"llm-large-{role}" for role in ROLE_CONFIGS} if enabled else set()
+    assert of_kind(rendered, "Deployment").keys() == deployments
 
 
 def test_recreate_is_rendered_without_what_kubernetes_refuses_beside_it() -> None:
