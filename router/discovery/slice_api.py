@@ -207,6 +207,7 @@ def connect() -> client.DiscoveryV1Api:
         if file := os.environ.get("KUBECONFIG"):
             config.load_kube_config(file, client_configuration=settings)  # type: ignore[no-untyped-call]
         else:
+            settings.proxy = None  # a proxy of the environment leads out of the cluster
             config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException as error:
         raise StartError(

@@ -47,6 +47,17 @@ def test_in_a_pod_its_service_account_names_server_namespace_and_credentials(ser
     assert {asked.authorization.lower() for asked in server.asked} == {f"bearer {TOKEN}"}
 
 
+@pytest.mark.usefixtures("server")
+def test_in_a_pod_no_proxy_of_the_environment_stands_before_the_api_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nobody listens
+    with RunningDiscovery(namespace="") as discovery:
+        discovery.until_dialed(URL)
+
+
 def test_a_rotated_ca_bundle_and_token_are_read_without_a_restart(
     server: SliceServer, tmp_path: Path
 ) -> None:
