@@ -77,6 +77,11 @@ def cast() -> dict[str, PolicyEndpoint]:
         "elsewhere": PolicyEndpoint({"app": "web"}, namespace="other"),
         "monitoring": PolicyEndpoint({"app": "prometheus"}, namespace="monitoring"),
         "ingress": PolicyEndpoint({"app": "nginx"}, namespace="ingress"),
+        "istiod": PolicyEndpoint({"app": "istiod"}, namespace="istio-system"),
+        "destination": PolicyEndpoint(
+            {"linkerd.io/control-plane-component": "destination"}, namespace="mesh"
+        ),
+        "identity": PolicyEndpoint({"linkerd.io/control-plane-component": "identity"}, namespace="mesh"),
         "outside": PolicyEndpoint(outside=True),
     }
     return ours | others | moved | strangers
@@ -204,6 +209,26 @@ def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
             assert allowed(source, "outside", port, *HUB)
             assert not allowed(source, "outside", port)
         assert not allowed(source, "outside", 5353, *HUB, "networkPolicy.egress.dnsPorts={53}")
+
+
+@pytest.mark.parametrize(
+    ("mesh", "control_plane", "port"),
+    [
+        ("istio", "istiod", 15012),
+        ("linkerd", "identity", 8080),
+        ("linkerd", "destination", 8086),
+        ("linkerd", "destination", 8090),
+    ],
+)
+def test_closed_egress_lets_the_proxy_of_a_mesh_reach_its_control_plane(
+    mesh: str, control_plane: str, port: int
+) -> None:
+    for source in ("router", "prefill", "decode"):
+        assert allowed(source, control_plane, port, f"mesh={mesh}")
+        assert allowed(source, "outside", 53, f"mesh={mesh}")
+        assert allowed(source, control_plane, port, f"mesh={mesh}", *HUB)
+        assert not allowed(source, "stranger", port, f"mesh={mesh}")
+        assert not allowed(source, control_plane, port)
 
 
 @pytest.mark.parametrize(
