@@ -163,6 +163,27 @@ def test_a_label_of_ones_own_takes_the_place_of_the_charts(tmp_path: Path) -> No
         assert own.items() <= labels.items()
 
 
+@pytest.mark.parametrize("kind", ["hub", "fetch"])
+def test_a_variable_of_ones_own_takes_the_place_of_the_charts(kind: str) -> None:
+    """Server-side apply, which Helm 4 does, refuses a container that has a name twice."""
+    given = {"HOME": "/home", "HF_HUB_OFFLINE": "no", "HF_HOME": "/home/hub"}
+    fetch = ["modelSource.fetch.image=a", "modelSource.fetch.command={a}"] if kind == "fetch" else []
+    sets = ["model=a/b", f"modelSource.kind={kind}", "modelSource.cache.claimName=models", *fetch]
+    sets += [f"modelSource.hub.revision={'a' * 40}"]
+    sets += [
+        f"{of}.extraEnv[{at}].{key}"
+        for of in ("modelSource", *ROLE_CONFIGS)
+        for at, each in enumerate(given.items())
+        for key in (f"name={each[0]}", f"value={each[1]}")
+    ]
+    for role in ROLE_CONFIGS:
+        spec = pods(objects(None, *sets))[role]["spec"]
+        for container in (*spec["initContainers"], *spec["containers"]):
+            names = [each["name"] for each in container["env"]]
+            assert len(names) == len(set(names)), container["name"]
+            assert given.items() <= {each["name"]: each.get("value") for each in container["env"]}.items()
+
+
 def test_routers_are_spread_over_nodes_where_that_is_possible() -> None:
     pod = pods(objects(None, release="other"))["router"]
     (spread,) = pod["spec"]["topologySpreadConstraints"]

@@ -225,7 +225,8 @@ the node, a router may be alone with it. */}}
 {{- define "segue.modelContainer" -}}
 {{- $pod := index . 0 -}}{{- $root := index $pod 0 -}}{{- $role := index $pod 1 -}}{{- $source := $root.Values.modelSource -}}
 terminationMessagePolicy: FallbackToLogsOnError
-{{- with concat (index . 1) (default list $source.extraEnv) }}
+{{- $ours := include "segue.variablesBeside" (list (index . 1) $source.extraEnv) | fromYamlArray }}
+{{- with concat $ours (default list $source.extraEnv) }}
 env:
   {{- toYaml . | nindent 2 }}
 {{- end }}

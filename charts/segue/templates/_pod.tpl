@@ -246,10 +246,17 @@ volumeMounts:
   value: {{ include "segue.servedModelName" $root | quote }}
 - name: SEGUE_SILENCE_SECONDS
   value: {{ $root.Values.silenceSeconds | quote }}
-- name: HOME
-  value: /tmp
-- name: HF_HUB_OFFLINE
-  value: "1"
+{{- $ours := list (dict "name" "HOME" "value" "/tmp") (dict "name" "HF_HUB_OFFLINE" "value" "1") -}}
+{{- with include "segue.variablesBeside" (list $ours (index $root.Values $role).extraEnv) | fromYamlArray }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* (variables, the user's) → those of the first that the user does not set: server-side apply refuses a name that is there twice. */}}
+{{- define "segue.variablesBeside" -}}
+{{- $names := list -}}{{- range index . 1 -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $kept := list -}}{{- range index . 0 -}}{{- if not (has .name $names) -}}{{- $kept = append $kept . -}}{{- end -}}{{- end -}}
+{{- toYaml $kept -}}
 {{- end -}}
 
 {{/* (root, role) → the size of its own /dev/shm, or nothing: with the host's IPC namespace it has the host's. */}}
