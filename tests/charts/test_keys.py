@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -141,6 +142,20 @@ def test_a_secret_that_is_made_has_the_labels_of_the_release_and_is_pruned_by_no
                 "app.kubernetes.io/managed-by": release_keys.MADE_HERE,
             }.items()
         )
+
+
+@pytest.mark.parametrize(("release", "removed"), [("segue", True), ("other", False)])
+def test_who_removes_keys_by_hand_removes_those_of_one_release(release: str, removed: bool) -> None:
+    page = (CHART.parents[1] / "docs" / "gitops.md").read_text(encoding="utf-8")
+    [selector] = re.findall(r"kubectl delete secret -l (\S+)`", page)
+    wanted = dict(each.split("=") for each in selector.split(","))
+    api = WrittenDown("", NAMESPACE, "")
+    object.__setattr__(api, "made", [])
+    job = pods(objects(None, release=release))["keys-create"]["spec"]["containers"][0]
+    release_keys.run(job["args"], api)
+    for each in api.made:
+        assert (wanted.items() <= each["metadata"]["labels"].items()) is removed
+    assert api.made
 
 
 def test_no_mesh_holds_a_job_open() -> None:
