@@ -118,7 +118,8 @@ def test_a_prefill_worker_is_missed_where_decode_workers_may_not_compute_prompts
 def test_rules_and_runbooks_name_declared_metrics_alone() -> None:
     rules = yaml.safe_dump(rule_groups(*RDMA))
     assert len(metrics_named(rules)) > 20
-    for text in (rules, (DOCS / "alerts.md").read_text(encoding="utf-8")):
+    for text in (rules, *((DOCS / page).read_text(encoding="utf-8") for page in ("alerts.md", "gitops.md"))):
+        assert metrics_named(text)
         assert metrics_named(text) - exposed_names() == set()
 
 
