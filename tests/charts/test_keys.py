@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,6 +162,62 @@ def test_who_removes_keys_by_hand_removes_those_of_one_release(release: str, rem
     for each in api.made:
         assert (wanted.items() <= each["metadata"]["labels"].items()) is removed
     assert api.made
+
+
+OPERATING = (CHART.parents[1] / "docs" / "operating.md").read_text(encoding="utf-8")
+# As on macOS: no option but that of decoding.
+BASE64 = 'case "$*" in "" | --decode) exec {base64} "$@" ;; *) exit 64 ;; esac'
+KUBECTL = """
+echo "$*" >>asked
+case "$1 $2" in
+  "get secret") openssl genpkey -algorithm ed25519 | base64 ;;
+  "rollout status") [ "$ROLL_FAILS" != yes ] ;;
+esac
+"""
+
+
+def asked_by(commands: str, folder: Path, **variables: str) -> list[str]:
+    """What kubectl is asked by these commands of docs/operating.md."""
+    for name, text in (("base64", BASE64.format(base64=shutil.which("base64"))), ("kubectl", KUBECTL)):
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (folder / name).chmod(0o755)
+    (folder / "asked").touch()
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", **variables}
+    subprocess.run(["bash", "-c", commands], cwd=folder, env=environment, capture_output=True, check=False)
+    return (folder / "asked").read_text(encoding="utf-8").splitlines()
+
+
+def patched(asked: list[str]) -> list[str]:
+    """The texts that Secrets were patched with."""
+    patches = [json.loads(each.partition("--patch ")[2]) for each in asked if each.startswith("patch secret")]
+    return [base64.b64decode(text).decode() for each in patches for text in each["data"].values()]
+
+
+[REPLACEMENT] = [each for each in re.findall(r"(?s)```sh\n(.*?)```", OPERATING) if "use new new.crt" in each]
+[NEW_API_KEYS] = re.findall(r"(?m)^.*kubectl patch secret segue-api-keys .*$", OPERATING)
+
+
+def test_the_documented_replacement_of_link_keys_gives_each_step_its_keys(tmp_path: Path) -> None:
+    texts = patched(asked_by(REPLACEMENT, tmp_path))
+    for at, step in enumerate(("old", "new", "new")):
+        for role, text in zip(("router", "worker"), texts[2 * at : 2 * at + 2], strict=True):
+            assert text.startswith((tmp_path / f"{step}-{role}.key").read_text(encoding="utf-8"))
+            assert (
+                text.count("BEGIN CERTIFICATE") == 2
+            )  # the new ones: the old Secrets of this test hold none
+    assert len(texts) == 6
+
+
+def test_the_documented_replacement_of_link_keys_ends_where_a_roll_fails(tmp_path: Path) -> None:
+    asked = asked_by(REPLACEMENT, tmp_path, ROLL_FAILS="yes")
+    assert len(patched(asked)) == 2
+    assert sum(each.startswith("rollout restart") for each in asked) == 1
+
+
+@pytest.mark.parametrize("held", ["default 5f0c\n" * 9, ""])
+def test_the_documented_edit_of_api_keys_never_empties_them(held: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(held, encoding="utf-8")
+    assert patched(asked_by(NEW_API_KEYS, tmp_path)) == ([held] if held else [])
 
 
 def test_no_mesh_holds_a_job_open() -> None:
