@@ -170,6 +170,15 @@ def test_what_a_pod_writes_to_its_nodes_disk_is_requested(limit: str, requested:
     assert cached["requests"]["ephemeral-storage"] == "512Mi"
 
 
+def test_a_long_download_is_no_failed_rollout() -> None:
+    """Kubernetes counts init containers, too; Flux uninstalls or rolls back what is past this."""
+    for values, fetch_seconds in (("gpu", 7200), ("gguf", 7200), ("s3-by-fetch", 7200), ("production", 0)):
+        for name, deployment in of_kind(objects(values), "Deployment").items():
+            probe = deployment["spec"]["template"]["spec"]["containers"][0]["startupProbe"]
+            load_seconds = probe["failureThreshold"] * probe["periodSeconds"]
+            assert deployment["spec"]["progressDeadlineSeconds"] == 600 + fetch_seconds + load_seconds, name
+
+
 def test_a_cache_is_a_claim_of_yours_or_the_charts_or_a_folder_of_the_node() -> None:
     def kept(*sets: str) -> tuple[Object, list[str]]:
         rendered = objects(None, *HUB, *sets)

@@ -80,6 +80,13 @@
 {{- int $own -}}
 {{- end -}}
 
+{{/* (root, role) → seconds after which a Deployment counts as failed, to Flux and to `kubectl rollout status`: what a pod takes to be
+scheduled, to fetch its model (100 GB in two hours are 14 MB a second) and to load it. */}}
+{{- define "segue.progressSeconds" -}}
+{{- $fetched := has (include "segue.modelKind" (index . 0)) (list "hub" "fetch") -}}
+{{- add 600 (ternary 7200 0 $fetched) (include "segue.startupSeconds" . | int) -}}
+{{- end -}}
+
 {{/* (root, role) → seconds in which its requests end or migrate. */}}
 {{- define "segue.drainSeconds" -}}
 {{- $own := (index (index . 0).Values (index . 1)).drainSeconds -}}

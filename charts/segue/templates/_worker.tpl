@@ -20,7 +20,7 @@ spec:
       {{- include "segue.selectorLabels" . | nindent 6 }}
   strategy:
     {{- include "segue.strategy" . | nindent 4 }}
-  progressDeadlineSeconds: {{ add 600 (include "segue.startupSeconds" . | int) }}
+  progressDeadlineSeconds: {{ include "segue.progressSeconds" . }}
   template:
     metadata:
       {{- include "segue.podMetadata" . | nindent 6 }}
