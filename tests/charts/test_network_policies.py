@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 
 from shared.local.isolation_test import ClosedPorts
 from tests.charts.network_policies import PolicyEndpoint, may_reach
-from tests.charts.rendering import NAMESPACE, objects, of_kind, pods, selects
+from tests.charts.rendering import CHART, NAMESPACE, objects, of_kind, pods, run_helm, selects
 
 ADMIN, ROUTER, LINKS, KV, KV_LAST, BEYOND_KV = 8001, 8000, 8002, 20000, 20007, 20008
 CLIENTS = "networkPolicy.clientsFrom[0].namespaceSelector.matchLabels.kubernetes\\.io/metadata\\.name=ingress"
@@ -209,6 +213,31 @@ def test_closed_egress_still_lets_a_model_be_fetched_from_the_hub() -> None:
             assert allowed(source, "outside", port, *HUB)
             assert not allowed(source, "outside", port)
         assert not allowed(source, "outside", 5353, *HUB, "networkPolicy.egress.dnsPorts={53}")
+
+
+def test_where_a_namespace_denies_all_the_documented_policy_lets_helm_test_out(tmp_path: Path) -> None:
+    page = (CHART.parents[1] / "docs" / "operating.md").read_text(encoding="utf-8")
+    [documented] = re.findall(r"(?s)```yaml\n(extraObjects:.*?segue-helm-test.*?)```", page)
+    (tmp_path / "values.yaml").write_text(documented, encoding="utf-8")
+    deny = {
+        "metadata": {"namespace": NAMESPACE},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]},
+    }
+    everybody = cast()
+    for flags, out in (((), False), (("--values", str(tmp_path / "values.yaml")), True)):
+        text = run_helm("template", "segue", str(CHART), "--namespace", NAMESPACE, *flags)
+        rendered = [each for each in yaml.safe_load_all(text) if each]
+        policies = [deny, *of_kind(rendered, "NetworkPolicy").values()]
+        for source, target, port, expected in (
+            ("test", "outside", 53, out),
+            ("test", "router", ROUTER, out),
+            ("test", "router", ADMIN, out),
+            ("isolation-test", "outside", 53, out),
+            ("isolation-test", "decode", LINKS, False),
+            ("router", "decode", LINKS, True),
+            ("decode", "outside", 53, False),
+        ):
+            assert may_reach(policies, everybody[source], everybody[target], port) is expected, (source, port)
 
 
 @pytest.mark.parametrize(
