@@ -170,6 +170,17 @@ def test_what_a_pod_writes_to_its_nodes_disk_is_requested(limit: str, requested:
     assert cached["requests"]["ephemeral-storage"] == "512Mi"
 
 
+def test_a_volume_that_a_role_and_what_fetches_both_name_is_one() -> None:
+    twice = [
+        f"{of}.extraVolumes[0].{key}"
+        for of in ("modelSource", *ROLE_CONFIGS)
+        for key in ("name=company-ca", "configMap.name=company-ca")
+    ]
+    for role in ROLE_CONFIGS:
+        names = [each["name"] for each in pods(objects("hub-behind-proxy", *twice))[role]["spec"]["volumes"]]
+        assert names.count("company-ca") == 1
+
+
 def test_a_long_download_is_no_failed_rollout() -> None:
     """Kubernetes counts init containers, too; Flux uninstalls or rolls back what is past this."""
     for values, fetch_seconds in (("gpu", 7200), ("gguf", 7200), ("s3-by-fetch", 7200), ("production", 0)):

@@ -109,9 +109,6 @@ the node, a router may be alone with it. */}}
     {{- end }}
   {{- end }}
 {{- end }}
-{{- with $source.extraVolumes }}
-{{ toYaml . }}
-{{- end -}}
 {{- end -}}
 
 {{- define "segue.modelMount" -}}

@@ -312,7 +312,8 @@ volumeMounts:
 {{- with include "segue.modelVolume" (list $root $role) }}
 {{ . }}
 {{- end }}
-{{- with (index $root.Values $role).extraVolumes }}
+{{- /* A CA for what fetches the model and for a role is one volume, said in both places. */}}
+{{- with concat (default list $root.Values.modelSource.extraVolumes) (default list (index $root.Values $role).extraVolumes) | uniq }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
