@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from decode.config import DecodeConfig
-from shared.process.role_main import run_role
+from typing import TYPE_CHECKING
+
+from shared.process.first_signals import end_on_signals
+
+if TYPE_CHECKING:
+    from decode.config import DecodeConfig
 
 
 def serve(config: DecodeConfig) -> None:
@@ -38,5 +42,13 @@ def serve(config: DecodeConfig) -> None:
     )
 
 
-if __name__ == "__main__":
+def _main() -> None:
+    from decode.config import DecodeConfig
+    from shared.process.role_main import run_role
+
     run_role("decode", DecodeConfig, serve)
+
+
+if __name__ == "__main__":
+    end_on_signals()
+    _main()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from prefill.config import PrefillConfig
-from shared.process.role_main import run_role
+from typing import TYPE_CHECKING
+
+from shared.process.first_signals import end_on_signals
+
+if TYPE_CHECKING:
+    from prefill.config import PrefillConfig
 
 
 def serve(config: PrefillConfig) -> None:
@@ -38,5 +42,13 @@ def serve(config: PrefillConfig) -> None:
     )
 
 
-if __name__ == "__main__":
+def _main() -> None:
+    from prefill.config import PrefillConfig
+    from shared.process.role_main import run_role
+
     run_role("prefill", PrefillConfig, serve)
+
+
+if __name__ == "__main__":
+    end_on_signals()
+    _main()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from router.config import RouterConfig
-from shared.process.role_main import run_role
+from typing import TYPE_CHECKING
+
+from shared.process.first_signals import end_on_signals
+
+if TYPE_CHECKING:
+    from router.config import RouterConfig
 
 
 def _serve(config: RouterConfig) -> None:
@@ -12,5 +16,13 @@ def _serve(config: RouterConfig) -> None:
     serve(config)
 
 
-if __name__ == "__main__":
+def _main() -> None:
+    from router.config import RouterConfig
+    from shared.process.role_main import run_role
+
     run_role("router", RouterConfig, _serve)
+
+
+if __name__ == "__main__":
+    end_on_signals()
+    _main()

@@ -1,6 +1,7 @@
 """How the process of a role starts and ends: settings, logs, the lifeline to its parent, one sentence on failure.
 
-`python -m router|prefill|decode` calls `run_role` and nothing else. This file does not know what a role does.
+`python -m router|prefill|decode` calls `first_signals`, then `run_role`, and nothing else. This file does not know what
+a role does.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import contextlib
 import gc
 import os
 import resource
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -40,9 +40,8 @@ def run_role(role: Role, struct: type[Config], serve: Callable[[Config], None]) 
     threads still run: a process without its main thread would look alive and do nothing.
 
     `serve` imports heavy modules (torch, nixl, transformers) itself, so that `--help` and a wrong flag answer at once.
+    Until it handles signals, they end the process (`first_signals`).
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # until `serve` handles them, they end the process
-        signal.signal(number, _end_by_signal if os.getpid() == 1 else signal.SIG_DFL)
     try:
         config = load(struct, sys.argv[1:], os.environ)
         refuse_slow_heartbeats(config)
@@ -71,14 +70,6 @@ def refuse_slow_heartbeats(config: ProcessConfig) -> None:
             f"heartbeat_seconds is {config.heartbeat_seconds:g} and silence_seconds {config.silence_seconds:g}, "
             "so each peer would count as lost before its next heartbeat: keep heartbeat_seconds at a third of it"
         )
-
-
-def _end_by_signal(number: int, _: object) -> NoReturn:
-    """Exit. Process 1 of a container needs this: the default action of a signal does not end it.
-
-    Python calls it between two of its own steps only, so a long call into a library delays it.
-    """
-    os._exit(128 + number)
 
 
 def exit_now(status: int = 0) -> NoReturn:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 
 def test_a_role_may_open_as_many_descriptors_as_the_system_allows_and_leaves_no_core() -> None:
@@ -141,3 +145,24 @@ kept = [[] for _ in range(YOUNG_OBJECTS_OF_WORKER + 1)]
 assert later() is None, "a cycle is never found"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("role", ["router", "prefill", "decode"])
+def test_sigterm_ends_process_1_while_it_still_imports(role: str, tmp_path: Path) -> None:
+    """A pod gets one SIGTERM: where it is lost, the pod lives out its grace."""
+    isolated = ("unshare", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespace for processes can be made here")
+    first = "import os, signal\nassert os.getpid() == 1\nos.kill(1, signal.SIGTERM)\nprint('the signal was lost')\n"
+    for imported in ("msgspec", "structlog"):  # what comes first from other packages
+        (tmp_path / f"{imported}.py").write_text(first, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.getcwd()])
+    ended = subprocess.run(
+        [*isolated, sys.executable, "-m", role],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, ""), ended.stderr
