@@ -1,7 +1,7 @@
 """The router's end of its links: dials workers, greets them, and dials again whenever a session ends.
 
     resting --redial_at--> greeting --Hello--> up
-       ^--------- refused, silent -----'        |
+       ^----- refused, silent, put off -'       |
        ^--------- gap, silence, Closed, send ---'
 
 Every session has a connection of its own, so nothing of an older session can arrive on it. Knows no sockets, no clock
@@ -192,6 +192,13 @@ class RouterEnd:
         else:
             link.ungreeted += 1
             self._note_unreachable(link, reason, now)
+
+    def put_off(self, address: str, now: float) -> None:
+        """The dial has not begun: the worker's name is being looked up. It comes again soon, and this is no failure."""
+        link = self._links.get(address)
+        if link is not None and link.session is not None:
+            link.session, link.redial_at = None, now + LOOK_SECONDS
+            self.deadline = min(self.deadline, link.redial_at)
 
     def tick(self, now: float) -> None:
         """Dial, send the heartbeats that are due and end the sessions that went silent."""

@@ -24,6 +24,7 @@ from shared.links.dialing import Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import LinkEvent
 from shared.links.keys import LinkKeys
 from shared.links.listening import WorkerEnd
+from shared.links.names import Names
 from shared.links.poller import READ_BATCH, SocketPoller
 from shared.links.session import FRAME_BYTES_MAX, LinkSettings
 from shared.links.thread import ThreadedLinks, WriteNote
@@ -156,6 +157,7 @@ class _RouterWire:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, SOCKETS_MAX)
         self._keys = keys
+        self._names = Names()
         self._sockets: dict[str, tuple[Socket, Socket]] = {}  # address: dealer and its monitor
         self._dealers: dict[object, str] = {}  # addresses
         self._monitors: dict[object, str] = {}
@@ -206,12 +208,20 @@ class _RouterWire:
     def _dial(self, dial: Dial, now: float) -> None:
         """Whatever is used up (sockets, descriptors), only this session ends; the end dials again later."""
         try:
+            target = self._names.resolve(dial.address)
+        except OSError as error:
+            self._end.end(dial.address, str(error), now)
+            return
+        if target is None:
+            self._end.put_off(dial.address, now)
+            return
+        try:
             worker_key = self._keys.peers[dial.ungreeted % len(self._keys.peers)]
-            self._sockets[dial.address] = dealer, monitor = self._open(worker_key, dial.address)
+            self._sockets[dial.address] = dealer, monitor = self._open(worker_key, target)
             self._dealers[dealer], self._monitors[monitor] = dial.address, dial.address
             self._poller.register(dealer)
             self._poller.register(monitor)
-            dealer.connect(dial.address)
+            dealer.connect(target)
         except zmq.ZMQError as error:
             self._end.end(dial.address, f"cannot dial: {error.strerror}", now)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.links.counters import LinkCounters
-from shared.links.dialing import LOOK_SECONDS, HangUp, RouterEnd, SendFrames
+from shared.links.dialing import LOOK_SECONDS, Dial, HangUp, RouterEnd, SendFrames
 from shared.links.events import PeerDown, PeerUp
 from shared.links.session import seal
 from shared.wire.messages import Cancel, Hello, Prefill, Refused, Renew, encode
@@ -308,3 +308,19 @@ def test_an_error_in_dialing_one_worker_ends_that_dial_and_the_others_go_on() ->
     cable.router_sends(Cancel("a", 0))
     cable.run()
     assert received(cable.worker_saw) == [Cancel("a", 0)]
+
+
+def test_a_dial_that_is_put_off_comes_again_soon_and_is_no_failure() -> None:
+    """Where workers may have one of two keys, each dial tries the next: all would be made with the same one."""
+    end = RouterEnd(Hello(session=0, role="router", uid="r", epoch=1), SETTINGS, LinkCounters(), lambda: 1)
+    end.connect(ADDRESS, 0.0)
+    now, dials = 0.0, []
+    for _ in range(20):
+        end.tick(now)
+        dials += [step for step in end.outgoing if isinstance(step, Dial)]
+        end.outgoing.clear()
+        end.put_off(ADDRESS, now)
+        assert now < end.deadline <= now + 2 * LOOK_SECONDS
+        now = end.deadline
+    assert dials == [Dial(ADDRESS, ungreeted=0)] * 20
+    assert not end.notes
