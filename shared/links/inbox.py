@@ -8,13 +8,15 @@ The newest waits behind all that its peer sent before it, and the older one is g
 have seen from a worker that tells its load less often. Nothing else changes its place. This holds across a session's
 end as well: the peer's `PeerDown` follows its last messages, and a load of the next session follows its `PeerUp`.
 
-The caller gets `EVENTS_A_TAKE` at a time, so that it can do other things between. What it has not got yet is outside
-of the bounds: in all, twice as much may wait as they say, and two loads of a peer. A caller that gets fewer need not
-come again by itself: whatever comes behind them calls `on_ready`, or has called it.
+A router gets `EVENTS_A_TAKE` at a time, so that its event loop can do other things between. What it has not got yet is
+outside of the bounds: in all, twice as much may wait as they say, and two loads of a peer. A caller that gets fewer
+need not come again by itself: whatever comes behind them calls `on_ready`, or has called it. A worker, which has no
+`on_ready`, gets all: its loop comes once a step, which may take a second, and what it left would wait for the next.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -35,6 +37,7 @@ class Inbox:
         self._taken: deque[LinkEvent] = deque()  # of that caller's thread; the rest is shared
         self._settings = settings
         self._on_ready = on_ready
+        self._most = math.inf if on_ready is None else EVENTS_A_TAKE
         self._events: dict[int, LinkEvent] = {}  # by number, in the order they are taken
         self._loads: dict[str, int] = {}  # by peer: the number of its load among them
         self._last = 0  # the number of the last event
@@ -88,7 +91,7 @@ class Inbox:
         """
         if not self._taken:
             self._taken.extend(self._take_all(timeout_seconds))
-        events = [self._taken.popleft() for _ in range(min(EVENTS_A_TAKE, len(self._taken)))]
+        events = [self._taken.popleft() for _ in range(int(min(self._most, len(self._taken))))]
         for event in events:
             if isinstance(event, PeerUp):
                 self.hellos[event.peer] = event.hello

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shared.links.events import LinkEvent, PeerDown, PeerUp, Received
 from shared.links.inbox import EVENTS_A_TAKE, Inbox
-from shared.wire.messages import Cancel, Draining, Hello, Load
+from shared.wire.messages import Cancel, Draining, Hello, Load, Renew
 from tests.link_settings import link_settings
 
 PEERS = ("prefill-a", "decode-a", "decode-b")
@@ -46,7 +46,7 @@ def test_what_is_taken_is_what_came_without_the_loads_that_a_newer_one_followed(
 
 
 def test_of_a_crowd_a_part_is_taken_and_the_sessions_known_are_those_of_that_part() -> None:
-    inbox = Inbox(link_settings(), on_ready=None)
+    inbox = Inbox(link_settings(), on_ready=lambda: None)
     first, second = (Hello(session=session, role="decode", uid="decode-a", epoch=1) for session in (1, 2))
     between: list[LinkEvent] = [Received("decode-a", Draining()) for _ in range(EVENTS_A_TAKE)]
     ends: list[LinkEvent] = [PeerDown("decode-a", "silence"), PeerUp("decode-a", second)]
@@ -55,6 +55,16 @@ def test_of_a_crowd_a_part_is_taken_and_the_sessions_known_are_those_of_that_par
     assert inbox.hellos == {"decode-a": first}, "the caller has not heard of its end"
     assert inbox.take(0) == [between[-1], *ends]
     assert inbox.hellos == {"decode-a": second}
+
+
+def test_a_worker_takes_all_that_came_during_a_step() -> None:
+    """It takes once a step. What it left would pile up, until renewals of leases come too late."""
+    inbox = Inbox(link_settings(), on_ready=None)
+    step: list[LinkEvent] = [Received("router-a", Renew(str(number), 1)) for number in range(1024)]
+    for _ in range(20):
+        inbox.put(step, 0)
+        assert inbox.take(0) == step
+        assert not inbox.full
 
 
 @given(st.lists(st.sampled_from([0, 1, EVENTS_A_TAKE - 1, EVENTS_A_TAKE, 2 * EVENTS_A_TAKE + 1])))
