@@ -79,13 +79,16 @@ def _rounds(
 
 
 def could_prefill(need: Need, worker: Worker, fleet: Fleet) -> bool:
-    """Whether the worker could compute this prompt, busy or not."""
+    """Whether the worker could compute this prompt, busy or not, and somebody could go on with it."""
     return (
         worker.hello.model_name == need.model_name
         and need.model in ("", worker.hello.model)
         and worker.fits(need.tokens)
         and need.features <= worker.features
-        and (need.tokens_max - need.tokens <= 1 or fleet.paired(worker))
+        and (
+            need.tokens_max - need.tokens <= 1
+            or fleet.has_reader(worker.kv_group, need.tokens_max, need.features)
+        )
     )
 
 

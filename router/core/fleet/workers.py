@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
+from math import inf
 
 from router.core.fleet.open_workers import OpenWorkers
 from router.core.fleet.prefix_index import PrefixIndex
@@ -45,6 +46,9 @@ class Fleet:
         self._by_role: dict[Role, list[Worker]] = {role: [] for role in WORKER_ROLES}
         self._taking: Counter[Role] = Counter()  # workers that do not drain
         self._partners: Counter[tuple[Role, str, str]] = Counter()  # … by role, model and KV format
+        # What decode workers that do not drain can hold and know, by KV group; as of so many `changes`.
+        self._readers: dict[KvGroup, set[tuple[float, frozenset[str]]]] = {}
+        self._readers_at = 0
         self._backends: Counter[Backend] = Counter()  # … and those that drain
         self.only_versions: dict[str, str] = {}  # fingerprint by name, where there is one
         self.rates = FleetRates()
@@ -156,6 +160,21 @@ class Fleet:
         mine = worker.hello
         other: Role = "decode" if mine.role == "prefill" else "prefill"
         return self._partners[other, mine.model, mine.kv_format] > 0
+
+    def has_reader(self, kv_group: KvGroup, tokens: int, features: frozenset[str]) -> bool:
+        """Whether a decode worker of a kv_group, full or not, can hold so many tokens of a request, and does not drain.
+
+        `features` are those of its sampling.
+        """
+        if self._readers_at != self.changes:
+            self._readers_at, self._readers = self.changes, {}
+            for worker in self.of_role("decode"):
+                if not worker.draining:
+                    capacity = inf if worker.capacity is None else worker.capacity
+                    self._readers.setdefault(worker.kv_group, set()).add((capacity, worker.features))
+        return any(
+            tokens <= capacity and features <= known for capacity, known in self._readers.get(kv_group, ())
+        )
 
     def takers(self, role: Role, kv_group: KvGroup) -> int:
         """How many workers of a role and a kv_group do not drain."""

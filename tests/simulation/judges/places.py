@@ -363,9 +363,10 @@ class FreePlaces:
         return [worker] if worker is not None and worker.up and not worker.draining else []
 
     def _able(self, live: LiveRequest) -> Iterator[Worker]:
-        """Workers that could compute its prompt, with a decode worker that could read the pages, full or not."""
+        """Workers that could compute its prompt, with a decode worker that could go on with it, full or not."""
         request, tokens = live.request, len(live.request.token_ids) + len(live.output)
         more_than_one = request.params.max_new_tokens - len(live.output) > 1
+        at_most = len(request.token_ids) + request.params.max_new_tokens
         for worker in self._prefill:
             limits, hello = worker.hello.limits, worker.hello
             capacity = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
@@ -373,9 +374,18 @@ class FreePlaces:
                 hello.model_name == request.model
                 and live.model in ("", hello.model)
                 and all(tokens <= most for most in capacity)
-                and (not more_than_one or self._readers[worker.kv_group])
+                and (not more_than_one or self._holds(worker.kv_group, at_most, request.params.features))
             ):
                 yield worker
+
+    def _holds(self, kv_group: KvGroup, tokens: int, features: frozenset[str]) -> bool:
+        """Whether a decode worker that reads these pages has so large a context and pool, and knows the sampling."""
+        for worker in map(self._core.fleet.workers.__getitem__, self._readers[kv_group]):
+            limits = worker.hello.limits
+            capacity = [n for n in (limits.context_len, limits.pages * limits.page_size) if n]
+            if all(tokens <= most for most in capacity) and features <= set(worker.hello.features):
+                return True
+        return False
 
     def _lane_is_open(self, kv_group: KvGroup, tenant: str) -> bool:
         """Whether less of the tenant stands before decode than decode surely takes in 0.75 of `ready_seconds`."""

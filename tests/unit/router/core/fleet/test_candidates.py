@@ -21,8 +21,9 @@ from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
 from router.core.fleet.worker import Worker
 from router.core.fleet.workers import Fleet
 from router.placement_policies import Need
-from shared.wire.messages import WORKER_ROLES, Limits, Load
-from tests.unit.router.deployment import hello, named
+from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Prefill
+from shared.wire.sampling_params import SamplingParams
+from tests.unit.router.deployment import ScriptedDeployment, hello, named, request
 
 SETTINGS = RouterConfig()
 HANDFUL = SETTINGS.candidates_max
@@ -180,3 +181,34 @@ def takes_something(worker: Worker) -> bool:
     if worker.hello.role == "prefill":
         return worker.takes_prefill(1.0, "tenant", 0.0)
     return worker.has_room(1, "tenant", 1.0, 0.0)
+
+
+def test_a_prompt_is_computed_only_where_some_decode_worker_of_the_same_pages_can_hold_its_output() -> None:
+    """As while a fleet is rolled to larger contexts. In front of the smaller ones its stream would wait, and break."""
+    small = Limits(context_len=1024, page_size=16, pages=512, slots=4)
+    deployment = ScriptedDeployment(0, 0)
+    for role in WORKER_ROLES:
+        deployment.up(role, f"{role}-small", kv_format="small", limits=small)
+    deployment.submit(request("before", max_new_tokens=500))
+    assert deployment.placed(Prefill, "before") == "prefill-small"
+    for role in WORKER_ROLES:
+        deployment.up(role, f"{role}-large", kv_format="large")
+    for number in range(4):
+        deployment.submit(request(f"r{number}", max_new_tokens=2000))
+        assert deployment.placed(Prefill, f"r{number}") == "prefill-large"
+    deployment.say("decode-large", Draining())
+    deployment.submit(request("waits", max_new_tokens=2000))
+    assert deployment.placed(Prefill, "waits") is None
+    deployment.up("decode", "decode-next", kv_format="large")
+    assert deployment.placed(Prefill, "waits") == "prefill-large"
+
+
+def test_a_prompt_is_computed_only_where_some_decode_worker_of_the_same_pages_knows_its_sampling() -> None:
+    params = SamplingParams(max_new_tokens=8, seed=0, bad_words=((7,),))
+    deployment = ScriptedDeployment(0, 0)
+    for layout, known in (("old", ()), ("new", ("bad_words",))):
+        deployment.up("prefill", f"prefill-{layout}", kv_format=layout, features=("bad_words",))
+        deployment.up("decode", f"decode-{layout}", kv_format=layout, features=known)
+    for number in range(4):
+        deployment.submit(request(f"r{number}", params=params))
+        assert deployment.placed(Prefill, f"r{number}") == "prefill-new"
