@@ -110,6 +110,7 @@ class Fleet:
             self.changes += 1
             self._note_whether_open(worker)
             self._count(worker, -1)
+            self._remember(worker.hello.model_name)
             self._index_whole()
 
     def forget(self, rid: str) -> list[Worker]:
@@ -186,7 +187,10 @@ class Fleet:
         return tuple(self._models)
 
     def context_len(self, model: str) -> int | None:
-        """Tokens of prompt and output together that the largest workers serve; None: not known yet."""
+        """Tokens of prompt and output together that the largest workers serve; None: not known yet.
+
+        Those that drain count only while there are no others.
+        """
         return self._models.get(model)
 
     @property
@@ -235,16 +239,20 @@ class Fleet:
 
     def _remember(self, model: str) -> None:
         mine = [worker for worker in self.workers.values() if worker.hello.model_name == model]
-        prefill = [
-            w.hello.limits.context_len for w in mine if w.hello.role == "prefill" or self.serves_whole(w)
-        ]
-        decode = [w.capacity or 0 for w in mine if w.hello.role == "decode"]
+        computing = [w for w in mine if w.hello.role == "prefill" or self.serves_whole(w)]
+        prefill = [w.hello.limits.context_len for w in _lasting(computing)]
+        decode = [w.capacity or 0 for w in _lasting([w for w in mine if w.hello.role == "decode"])]
         bounds = [most for most in (max(prefill, default=0), max(decode, default=0)) if most]
         self._models[model] = min(bounds) if bounds else None
         serving = {worker.hello.model_name for worker in self.workers.values()} | self._named
         for name in [name for name in self._models if name not in serving]:
             if len(self._models) > MODELS_MAX:
                 del self._models[name]
+
+
+def _lasting(workers: Sequence[Worker]) -> Sequence[Worker]:
+    """The workers that do not drain; all, where there are no others: successors are on their way."""
+    return [worker for worker in workers if not worker.draining] or workers
 
 
 def _backend(hello: Hello) -> Backend:

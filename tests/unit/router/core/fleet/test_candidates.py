@@ -21,7 +21,7 @@ from router.core.fleet.prefix_index import BLOCK_TOKENS, PrefixIndex
 from router.core.fleet.worker import Worker
 from router.core.fleet.workers import Fleet
 from router.placement_policies import Need
-from shared.wire.messages import WORKER_ROLES, Draining, Limits, Load, Prefill
+from shared.wire.messages import WORKER_ROLES, Limits, Load, Prefill
 from shared.wire.sampling_params import SamplingParams
 from tests.unit.router.deployment import ScriptedDeployment, hello, named, request
 
@@ -196,11 +196,6 @@ def test_a_prompt_is_computed_only_where_some_decode_worker_of_the_same_pages_ca
     for number in range(4):
         deployment.submit(request(f"r{number}", max_new_tokens=2000))
         assert deployment.placed(Prefill, f"r{number}") == "prefill-large"
-    deployment.say("decode-large", Draining())
-    deployment.submit(request("waits", max_new_tokens=2000))
-    assert deployment.placed(Prefill, "waits") is None
-    deployment.up("decode", "decode-next", kv_format="large")
-    assert deployment.placed(Prefill, "waits") == "prefill-large"
 
 
 def test_a_prompt_is_computed_only_where_some_decode_worker_of_the_same_pages_knows_its_sampling() -> None:

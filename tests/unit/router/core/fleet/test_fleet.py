@@ -237,3 +237,18 @@ def test_a_worker_that_drains_computes_no_more_prompts() -> None:
     before = fleet.serving
     fleet.drain(decode)
     assert (before, fleet.serving) == ("aggregated", "none")
+
+
+def test_a_context_that_only_draining_workers_have_is_promised_to_nobody() -> None:
+    """As while a fleet is rolled to a smaller context: whoever leaves out max_tokens would wait for nobody."""
+    large, small = Limits(context_len=4096), Limits(context_len=1024)
+    world = ScriptedDeployment(1, 1, limits=large)
+    for role in WORKER_ROLES:
+        world.up(role, f"{role}-small", limits=small)
+    assert world.core.fleet.context_len("m") == 4096
+    world.say("d0", Draining())
+    assert world.core.fleet.context_len("m") == 1024
+    world.say("p0", Draining())
+    for role in WORKER_ROLES:
+        world.say(f"{role}-small", Draining())
+    assert world.core.fleet.context_len("m") == 4096, "successors are on their way"
