@@ -24,6 +24,7 @@ from router.parsers.answer_deltas import AnswerDelta, AnswerParser, DeltaList
 from router.parsers.answer_formats import AnswerFormat, joined
 from router.parsers.call_scanner import CallPart, CallScanner, whole_text
 from router.parsers.harmony import HarmonyParser
+from router.parsers.typed_values import typed_arguments
 
 FORGOTTEN_CHARS = 4096  # of an answer, at a time, once they have passed
 BEHIND_CHARS = 64  # of them stay, since a mark may have to stand at the beginning of an answer, or of a line
@@ -122,8 +123,9 @@ class MarkParser:
 
         self._format = answer_format
         self._has_content = has_content
-        self._names = frozenset(map(_name, tools)) if answer_format.unmarked else frozenset()
-        self._parser = ResponseParser(template, prefix=prefix, tools=[_typed(tool) for tool in tools])
+        self._parameters = {str(one["function"]["name"]): one["function"].get("parameters") for one in tools}
+        self._names = frozenset(self._parameters if answer_format.unmarked else ())
+        self._parser = ResponseParser(template, prefix=prefix)
         self._broken = False
         self._deltas = DeltaList(text_tools)
         self._content = _Blank(keep_first=True)
@@ -239,14 +241,14 @@ class MarkParser:
             self._call_parts(self._scanner, self._scanner.finish())
             called = self._scanner.calls > 0
         else:
-            called = self._say_values(value)
+            called = self._say_values(value, at_end)
         if not called:
             mark = value.get("open", "") if isinstance(value, dict) else ""
             self._say_content(mark + "".join(self._body) + ("" if at_end else self._format.close))
         self._deltas.end_call()
         self._body = []
 
-    def _say_values(self, value: Any) -> bool:
+    def _say_values(self, value: Any, at_end: bool) -> bool:
         """The calls that a content parser has read; False if it has read none."""
         values = value if isinstance(value, list) else [value]
         called = [one.get("function") if isinstance(one, dict) else None for one in values]
@@ -254,6 +256,9 @@ class MarkParser:
         unread = re.sub(pattern, "", "".join(self._body), flags=re.DOTALL) if pattern else ""
         if (
             unread.strip() != (self._format.body_end if pattern else "")
+            or (
+                at_end and self._format.close and pattern and not self._format.body_end
+            )  # it may be half of one
             or not called
             or not all(map(_is_call, called))
             or (self._is_bare(value) and not all(one and one["name"] in self._names for one in called))
@@ -262,10 +267,10 @@ class MarkParser:
         for one in called:
             assert one is not None
             self._say_call(whole_text(one["name"]))
-            arguments = one.get("arguments") or {}
-            self._deltas.arguments(
-                whole_text(arguments if isinstance(arguments, str) else _as_json(arguments))
+            arguments = typed_arguments(
+                one.get("arguments") or {}, self._parameters.get(one["name"]), all_texts=pattern is not None
             )
+            self._deltas.arguments(whole_text(_as_json(arguments)))
         return True
 
     def _is_bare(self, value: Any) -> bool:
@@ -321,18 +326,6 @@ def _as_json(arguments: Any) -> str:
     except ValueError:  # NaN or Infinity, which Python reads and JSON does not have
         finite = json.loads(json.dumps(arguments), parse_constant=lambda _: None)
         return json.dumps(finite, ensure_ascii=False)
-
-
-def _name(tool: Any) -> str:
-    return str(tool["function"]["name"])
-
-
-def _typed(tool: Any) -> Any:
-    """A tool whose parameters' types `ResponseParser` reads: it needs an object for each."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    parameters = function.get("parameters") if isinstance(function, dict) else None
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
-    return tool if isinstance(properties, dict) else {}
 
 
 # ---- how many tokens of an answer are thoughts: those with text that the answer's parser finds between the marks -----
