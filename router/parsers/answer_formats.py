@@ -25,8 +25,15 @@ ToolCallParser = Literal[
     "auto",
     "none",
     "hermes",
+    "qwen25",
     "qwen3_xml",
+    "qwen3_coder",
+    "glm45",
+    "glm47",
+    "seed_oss",
+    "granite",
     "llama3_json",
+    "llama3",
     "mistral",
     "gemma4",
     "functiongemma",
@@ -36,14 +43,29 @@ ToolCallParser = Literal[
     "gpt_oss",
 ]
 ReasoningParser = Literal[
-    "auto", "none", "deepseek_r1", "qwen3", "gemma4", "harmony", "openai_gptoss", "gpt-oss", "gpt_oss"
+    "auto",
+    "none",
+    "deepseek_r1",
+    "deepseek-r1",
+    "qwen3",
+    "glm45",
+    "gemma4",
+    "seed_oss",
+    "harmony",
+    "openai_gptoss",
+    "gpt-oss",
+    "gpt_oss",
 ]
 
 GUARD = "\ufdd0"  # no character: stands before marks that are tokens, so a text that spells one is none
 PREFIX_TOKENS = 64  # at the end of a prompt: what the template begins an answer with
 _HARMONY = "harmony"
-_SAME = {  # they are written alike
-    "qwen3": "deepseek_r1",
+_SAME_THOUGHTS = dict.fromkeys(("deepseek-r1", "qwen3", "glm45"), "deepseek_r1")  # they are written alike
+_SAME = {
+    "qwen25": "hermes",
+    "qwen3_coder": "qwen3_xml",
+    "glm47": "glm45",
+    "llama3": "llama3_json",
     **dict.fromkeys(("openai", "openai_gptoss", "gpt-oss", "gpt_oss"), _HARMONY),  # vLLM's and SGLang's names
 }
 _CHANNEL_TOKENS = {"<|channel|>", "<|message|>", "<|return|>", "<|call|>"}
@@ -155,7 +177,10 @@ def choose_format(tools: ToolCallParser, reasoning: ReasoningParser, tokenizer: 
         token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }
     tool_name, reasoning_name = _names(
-        _SAME.get(tools, tools), _SAME.get(reasoning, reasoning), chat_template, tokens
+        _SAME.get(tools, tools),
+        _SAME.get(reasoning, _SAME_THOUGHTS.get(reasoning, reasoning)),
+        chat_template,
+        tokens,
     )
     channels = "harmony" in (tool_name, reasoning_name)
     special = {token: token_id for token, token_id in tokens.items() if channels or token in chat_template}
@@ -173,7 +198,7 @@ def joined(
 ) -> AnswerFormat:
     """The format of two names; `none` for what a model does not do. `special`: ids of the template's special tokens."""
     calls = read_format(tools) if tools != "none" else None
-    thoughts = read_format(_SAME.get(reasoning, reasoning)) if reasoning != "none" else None
+    thoughts = read_format(_SAME_THOUGHTS.get(reasoning, reasoning)) if reasoning != "none" else None
     fields: dict[str, dict[str, Any]] = {}
     if calls:
         fields["tool_calls"] = calls.fields["tool_calls"]
@@ -231,8 +256,18 @@ def _has_channels(chat_template: str, tokens: Collection[str]) -> bool:
 
 
 def _recognized(chat_template: str) -> str:
-    # XML stands in the marks of JSON: the more telling mark first
-    for name in ("qwen3_xml", "gemma4", "functiongemma", "mistral", "hermes", "llama3_json"):
+    # XML stands in the marks of JSON, and Seed's has that of Qwen: the more telling mark first
+    for name in (
+        "glm45",
+        "seed_oss",
+        "qwen3_xml",
+        "granite",
+        "gemma4",
+        "functiongemma",
+        "mistral",
+        "hermes",
+        "llama3_json",
+    ):
         if read_format(name).marker in chat_template:
             return name
     return "none"
@@ -241,8 +276,8 @@ def _recognized(chat_template: str) -> str:
 def _reasoning(setting: str, tools: str, chat_template: str) -> str:
     if setting != "auto":
         return setting
-    if tools == "gemma4":
-        return "gemma4"
+    if tools in ("gemma4", "seed_oss"):
+        return tools
     return "deepseek_r1" if read_format("deepseek_r1").marker in chat_template else "none"
 
 

@@ -31,8 +31,8 @@ def typed_arguments(arguments: Mapping[str, Any], parameters: Any, *, all_texts:
     for key, value in arguments.items():
         types = _types(declared.get(key), parameters)
         if not types and all_texts:
-            types = {*_NAMES.values(), "null"}
-        if isinstance(value, list) and "array" not in types:  # a key that was written more than once
+            typed[key] = _read(value) if isinstance(value, str) else value
+        elif isinstance(value, list) and "array" not in types:  # a key that was written more than once
             typed[key] = [_typed(one, types) for one in value]
         else:
             typed[key] = _typed(value, types)
@@ -82,13 +82,16 @@ def _typed(value: Any, types: Collection[str]) -> Any:
     if "boolean" in types and text.lower() in _BOOLEANS:
         return _BOOLEANS[text.lower()]
     wanted = tuple(kind for name, kind in (("object", dict), ("array", list)) if name in types)
-    if wanted:
-        try:
-            read = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
-            return value
-        return read if isinstance(read, wanted) else value
-    return value
+    read = _read(text) if wanted else value
+    return read if isinstance(read, wanted) else value
+
+
+def _read(text: str) -> Any:
+    """What a text is as JSON, else the text."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _number(text: str, types: Collection[str]) -> int | float | None:

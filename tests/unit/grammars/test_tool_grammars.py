@@ -53,6 +53,8 @@ THINKER = joined("hermes", "deepseek_r1")
 LLAMA = joined("llama3_json", "none")
 GEMMA = AnswerFormatReader(joined("gemma4", "none")).forced.format
 XML = AnswerFormatReader(joined("qwen3_xml", "none"))
+GLM = AnswerFormatReader(joined("glm45", "deepseek_r1"))
+GRANITE = joined("granite", "none", chat_template="<|tool_call|>", special={"<|tool_call|>": 262})
 
 
 def mistral(chat_template: str) -> AnswerFormat:
@@ -102,6 +104,22 @@ CASES: dict[str, tuple[ToolUse, AnswerFormat, bool, Grammar | None, list[str], l
         [PARIS, '{"name": "count"'],
     ),
     "of a model that writes no JSON": (NAMED, GEMMA, False, None, [PARIS], ["<|tool_call>"]),
+    "of GLM": (
+        REQUIRED,
+        GLM.forced.format,
+        False,
+        None,
+        [PARIS, f"<think>so</think>\n{THREE}"],
+        [WRONG, "Well"],
+    ),
+    "strict, of GLM": (
+        AUTO_STRICT,
+        GLM.format if GLM.strict is None else GLM.strict.format,
+        False,
+        None,
+        ["Well", f"I count: {THREE}"],
+        [WRONG, "<tool_call>count\n<arg_key>to</arg_key>\n<arg_value>three</arg_value>\n</tool_call>"],
+    ),
     "of Mistral": (
         REQUIRED,
         MISTRAL,
@@ -289,6 +307,22 @@ def accepts(tokenizer_json: Path, grammar: Grammar, text: str) -> bool:
 
 def _consumed(matcher: LLMatcher, token_id: int) -> bool:
     return matcher.validate_tokens([token_id]) == 1 and matcher.consume_token(token_id)
+
+
+def test_a_list_of_calls_stands_behind_granites_mark(tmp_path: Path) -> None:
+    file = write_byte_tokenizer(tmp_path, ("<|tool_call|>",))
+    two = (
+        '<|tool_call|>[{"name": "count", "arguments": {"to": 3}}, {"name": "count", "arguments": {"to": 4}}]'
+    )
+    wrong = '<|tool_call|>[{"name": "count", "arguments": {"to": "three"}}]'
+    for use, kept in ((REQUIRED, [two]), (AUTO_STRICT, [two, "Well", f"I count: {two}"])):
+        grammar = answer_grammar(use, GRANITE, False, None, Ignored())
+        assert grammar is not None
+        assert [text for text in kept if not accepts(file, grammar, text)] == []
+        assert not accepts(file, grammar, wrong)
+    read = AnswerFormatReader(GRANITE).parser(calls=True, prefix="")
+    assert read is not None
+    assert [delta.text for delta in read.push(two) if delta.kind == "call"] == ["count", "count"]
 
 
 def test_tools_that_may_be_called_leave_an_answer_free() -> None:

@@ -165,11 +165,12 @@ MARKS = [
     "<tool_call>", "</tool_call>", '{"name": "f", ', '"arguments": {"a": "b"}}', "<think>", "</think>", "{", "}",
     '"', "\\", " ", "\n\n", "word", "<function=f>", "<parameter=a>", "</parameter>", "</function>", "[TOOL_CALLS]",
     "[ARGS]", "[", "]", ",", ":", '"name"', "<|tool_call>call:f", "<tool_call|>", "<|python_tag|>", "1",
+    "<tool_call>f\n", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call|>",
 ]  # fmt: skip
 
 
 @given(
-    tools=st.sampled_from(["hermes", "qwen3_xml", "llama3_json", "mistral", "gemma4"]),
+    tools=st.sampled_from(["hermes", "qwen3_xml", "glm45", "granite", "llama3_json", "mistral", "gemma4"]),
     known=st.sampled_from(["f", "g"]),
     parts=st.lists(st.sampled_from(MARKS), max_size=25),
 )
@@ -281,6 +282,9 @@ def tokenizer(chat_template: str | None, **others: object) -> Any:
         ('… {"name": "x", "parameters": dictionary of …', "", False),
         ("… [TOOL_CALLS] …", "", False),
         ("… <|tool_call> …", "<tool_call|>", True),
+        ("… <tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> … <think>", "</tool_call>", True),
+        ("… <seed:tool_call> <function=example> … <seed:think>", "</seed:tool_call>", True),
+        ("… respond only with <|tool_call|> followed by a JSON list …", "", False),
         ("{{ messages }}", None, False),
         (None, None, False),
     ],
@@ -291,6 +295,27 @@ def test_a_format_is_known_by_the_chat_template(
     found = choose_format("auto", "auto", tokenizer(chat_template))
     assert (found.close if found.calls else None) == tools
     assert found.thinks == thinks
+
+
+def test_glms_and_seeds_ways_are_not_taken_for_those_whose_marks_they_have() -> None:
+    glm = choose_format("auto", "auto", tokenizer("<tool_call>{name}\n<arg_key>{key}</arg_key> <think>"))
+    assert glm == joined("glm45", "deepseek_r1")
+    seed = choose_format("auto", "auto", tokenizer("<seed:tool_call> <function=name> <seed:think>"))
+    assert seed == joined("seed_oss", "seed_oss")
+
+
+@pytest.mark.parametrize(
+    ("names", "same"),
+    [
+        (("qwen3_coder", "qwen3"), ("qwen3_xml", "deepseek_r1")),
+        (("glm47", "glm45"), ("glm45", "deepseek_r1")),
+        (("qwen25", "deepseek-r1"), ("hermes", "deepseek_r1")),
+        (("llama3", "none"), ("llama3_json", "none")),
+        (("gpt-oss", "gpt_oss"), ("harmony", "harmony")),
+    ],
+)
+def test_names_of_other_servers_mean_the_same(names: tuple[Any, Any], same: tuple[str, str]) -> None:
+    assert choose_format(*names, tokenizer("")) == joined(*same, given=True)
 
 
 def test_settings_go_before_what_a_chat_template_shows() -> None:
