@@ -85,7 +85,8 @@ class RouterConfig(ProcessConfig):
     """Segue's router: OpenAI's HTTP API in front of prefill and decode workers."""
 
     groups: ClassVar[Mapping[str, str]] = {
-        "model": "model served_model_name model_aliases generation_config tool_call_parser reasoning_parser",
+        "model": "model served_model_name model_aliases generation_config chat_template tool_call_parser "
+        "reasoning_parser",
         "network": "port tls_cert tls_key metrics_on_api_port metric_names allowed_hosts allowed_origins "
         "trusted_proxies",
         "workers": "discovery workers namespace slice_selector prefill_policy decode_policy",
@@ -240,6 +241,11 @@ class RouterConfig(ProcessConfig):
         default="auto",
         description="Whether fields of sampling that a request leaves out are those of the model's "
         "generation_config.json. none: temperature 1 and no filters.",
+    )
+    chat_template: str = Field(
+        default="",
+        description="File with a Jinja template, by which chats are written in place of the model's own. Empty: the "
+        "model's.",
     )
     template_seconds_max: Seconds = Field(
         default=5.0,

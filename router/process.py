@@ -78,9 +78,10 @@ def serve(config: RouterConfig) -> None:
     health, metrics = Health(config.loop_seconds_max), Metrics("router")
     admin = AdminPort(config.admin_host or config.host, config.admin_port, probe_pages(health, metrics))
     hide_torch()
-    try_folder(Path(config.model), config.template_seconds_max)
+    folder, chat_template = Path(config.model), Path(config.chat_template) if config.chat_template else None
+    try_folder(folder, config.template_seconds_max, chat_template)
     tokenizer = Tokenizer(
-        Path(config.model), config.template_seconds_max, config.tool_call_parser, config.reasoning_parser
+        folder, config.template_seconds_max, config.tool_call_parser, config.reasoning_parser, chat_template
     )
     if tokenizer.tokens > tokenizer.vocab_size:  # each prompt with one of the others is refused
         log.warning(

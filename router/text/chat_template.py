@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from jinja2 import TemplateSyntaxError
+
 from shared.primitives.errors import RequestError
 
 T = TypeVar("T")
@@ -177,6 +179,17 @@ class ChatTemplate:
                 "the model's chat template does not accept these messages: check the order of their roles",
                 param="messages",
             ) from None
+
+    @property
+    def fault(self) -> str | None:
+        """Why the template cannot be read, with the line; None if it can, whatever it accepts."""
+        try:
+            self._render(_SAMPLE_CHAT, PLAIN_CHAT)
+        except TemplateSyntaxError as error:
+            return f"line {error.lineno}: {error.message}"
+        except Exception:  # it may want other messages
+            pass
+        return None
 
     def _render(self, messages: Sequence[Message], options: ChatOptions) -> str:
         return str(

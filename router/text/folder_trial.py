@@ -46,15 +46,17 @@ _OPTIONS = (
 )
 
 
-def try_folder(folder: Path, template_seconds_max: float) -> None:
+def try_folder(folder: Path, template_seconds_max: float, chat_template: Path | None = None) -> None:
     """Raise `ModelError` if the folder's tokenizer cannot be loaded, or takes more than its bounds.
+
+    The template in the file `chat_template` is tried in place of the folder's.
 
     Takes the CPU time of one more loading, some 1.5 seconds for a tokenizer of 50,000 tokens.
     """
     file_bytes = _tokenizer_bytes(folder)
     memory = MEMORY_BYTES + MEMORY_BYTES_PER_FILE_BYTE * file_bytes
     seconds = CPU_SECONDS + int(CPU_SECONDS_PER_FILE_MEGABYTE * file_bytes / 1e6)
-    bounds = [str(template_seconds_max), str(memory), str(seconds)]
+    bounds = [str(template_seconds_max), str(memory), str(seconds), str(chat_template or "")]
     own = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}  # what threads reserve would count as memory
     try:
         child = subprocess.run(
@@ -105,9 +107,11 @@ def _tokenizer_bytes(folder: Path) -> int:
     return total
 
 
-def _try_here(folder: Path, template_seconds_max: float) -> None:
+def _try_here(folder: Path, template_seconds_max: float, chat_template: Path | None) -> None:
     """Load the folder and use it as requests do; raises `ModelError`, and what a lack of memory raises."""
-    tokenizer = Tokenizer(folder, template_seconds_max)
+    tokenizer = Tokenizer(folder, template_seconds_max, chat_template=chat_template)
+    if chat_template and (fault := tokenizer.template_fault):
+        raise ModelError(f"{chat_template} should be a Jinja template: {fault}")
     with contextlib.suppress(TooLongError):
         tokenizer.decode_all(tokenizer.encode(_SAMPLE_TEXT, tokens_max=1 << 16))
     if not tokenizer.has_chat_template:
@@ -124,13 +128,17 @@ def _try_here(folder: Path, template_seconds_max: float) -> None:
 
 
 def main() -> int:
-    """The child: FOLDER, seconds of a template, bytes of memory, CPU seconds. Prints the sentence of a refusal."""
+    """The child: FOLDER, seconds of a template, bytes of memory, CPU seconds, a template's file or nothing.
+
+    Prints the sentence of a refusal.
+    """
     folder, template_seconds_max, memory, seconds = (
         Path(sys.argv[1]),
         float(sys.argv[2]),
         int(sys.argv[3]),
         int(sys.argv[4]),
     )
+    chat_template = Path(sys.argv[5]) if sys.argv[5] else None
     hide_torch()
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  # bounds are beside what imports take
 
@@ -142,7 +150,7 @@ def main() -> int:
     limit = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
     try:
-        _try_here(folder, template_seconds_max)
+        _try_here(folder, template_seconds_max, chat_template)
     except ModelError as error:
         sentence = str(error)
     except MemoryError:

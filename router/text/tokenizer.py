@@ -60,10 +60,11 @@ class Tokenizer:
         template_seconds_max: float,
         tool_call_parser: ToolCallParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
+        chat_template: Path | None = None,
     ):
-        """Load `folder`; raises `ModelError` naming what is missing or broken."""
+        """Load `folder`, chats by the file `chat_template` if given; raises `ModelError` naming what is broken."""
         config = read_config(folder)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, chat_template)
         self._backend = tokenizer.backend_tokenizer
         self._template = ChatTemplate(tokenizer, TimeLimit(template_seconds_max))
         self._info = {
@@ -101,6 +102,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template.exists
+
+    @property
+    def template_fault(self) -> str | None:
+        """Why the chat template is no Jinja, if it is not."""
+        return self._template.fault
 
     def as_json(self) -> str:
         """What `tokenizers` reads and writes: some megabytes."""

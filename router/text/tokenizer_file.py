@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.limits.model_files import read_json
+from shared.limits.model_files import TEMPLATE_BYTES_MAX, read_json, read_text
 from shared.primitives.errors import ModelError
 
 # The first tokens of Mistral's own byte-level vocabulary (tekken), and by what it splits text.
@@ -22,11 +22,12 @@ _LLAMA3_WORDS = (
 )
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path, chat_template: Path | None = None) -> Any:
     """The tokenizer of `folder` as tokenizer.json says; raises `ModelError` for a folder without one that is whole.
 
-    Classes of families (LlamaTokenizer, Qwen2Tokenizer) take the vocabulary alone from that file, and put a normalizer
-    and a pre-tokenizer of their own in the place of the file's.
+    The template in the file `chat_template` takes the place of the folder's own. Classes of families (LlamaTokenizer,
+    Qwen2Tokenizer) take the vocabulary alone from tokenizer.json, and put a normalizer and a pre-tokenizer of their own
+    in the place of the file's.
     """
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -39,7 +40,9 @@ def load_tokenizer(folder: Path) -> Any:
         raise ModelError(f"cannot load the tokenizer of {folder}: {type(error).__name__}") from None
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"{folder} has no tokenizer.json; only such tokenizers are supported")
-    if tokenizer.chat_template is None:
+    if chat_template:
+        tokenizer.chat_template = read_text(chat_template, TEMPLATE_BYTES_MAX)
+    elif tokenizer.chat_template is None:
         tokenizer.chat_template = _template_of_processor(folder)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()  # what a training cut and filled its texts to, and saved

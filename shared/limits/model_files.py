@@ -16,6 +16,7 @@ from typing import Any
 from shared.primitives.errors import ModelError
 from shared.wire.bounds import VOCABULARY_MAX
 
+TEMPLATE_BYTES_MAX = 1 << 20  # of a chat template: the longest known have 20 kB
 CONFIG_BYTES_MAX = 8 << 20  # of a configuration
 INDEX_BYTES_MAX = 64 << 20  # of a list of all weights: DeepSeek's has 9 MB
 TOKENIZER_BYTES_MAX = 64 << 20  # of tokenizer.json: Gemma's has 33 MB
@@ -61,6 +62,22 @@ def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} should hold a JSON object, holds {type(content).__name__}")
     return content
+
+
+def read_text(path: Path, bytes_max: int) -> str:
+    """The text in `path`; `ModelError` if it is missing, too large or not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(bytes_max + 1)
+        if len(text) > bytes_max:
+            raise ModelError(
+                f"{path} has more than {bytes_max >> 20} MiB, the most that such a file may have"
+            )
+        return text.decode()
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} should be text in UTF-8: byte {error.start} is not") from None
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -451,7 +451,6 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
         "--enable-auto-tool-choice"
     ),
     "is not needed: --reasoning-parser auto knows the models that think": ("--enable-reasoning"),
-    "is not supported: put chat_template.jinja into a copy of the model's folder": ("--chat-template"),
     "is not supported: the paths are OpenAI's": ("--root-path"),
     "is --tls-key FILE here": ("--ssl-keyfile --ssl-key-file"),
     "is --tls-cert FILE here": ("--ssl-certfile --ssl-cert-file"),

@@ -33,7 +33,7 @@ folder_trial.hide_torch()
 from transformers import AutoTokenizer
 for folder in sys.argv[1:]:
     if not (child := os.fork()):
-        sys.argv[1:] = [folder, "%s", "%s", "%s"]
+        sys.argv[1:] = [folder, "%s", "%s", "%s", ""]
         status = folder_trial.main()
         sys.stdout.flush()
         os._exit(status)
