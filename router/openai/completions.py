@@ -348,6 +348,7 @@ def _choice(
         StopStrings(text.stops, include=text.include_stop),
         partial(serving.shell.stop, request.rid),
         stop_token_ids=request.params.stop_token_ids,
+        min_tokens=request.params.min_new_tokens,
         with_token_ids=text.token_ids,
         parser=parser,
         thoughts=ThoughtTokens(parser) if parser and parser.reads_thoughts else None,

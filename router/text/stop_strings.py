@@ -43,9 +43,9 @@ class _Matcher:
         self.length = len(pattern.stop)
         self.state = 0
 
-    def push(self, text: str) -> int | None:
-        """How much of `text` was read when the stop string was complete; None if it is not."""
-        stop, state, read = self.pattern.stop, self.state, 0
+    def push(self, text: str, read: int = 0) -> int | None:
+        """How much of `text` was read when the stop string was complete; None if it is not. `read` was before."""
+        stop, state = self.pattern.stop, self.state
         while read < len(text):
             if not state:
                 read = text.find(stop[0], read)
@@ -56,9 +56,16 @@ class _Matcher:
             state += stop[state] == text[read]
             read += 1
             if state == self.length:
+                self.state = self.pattern.border(state)
                 return read
         self.state = state
         return None
+
+    def pass_over(self, text: str) -> None:
+        """Read `text`, in which the stop string does not count."""
+        read: int | None = 0
+        while read is not None:
+            read = self.push(text, read)
 
 
 class StopStrings:
@@ -75,12 +82,19 @@ class StopStrings:
         self._matchers = [_Matcher(pattern) for pattern in patterns]
         self._held = ""  # may be the beginning of a stop string
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The new text that may pass, and whether a stop string ended it."""
+    def __bool__(self) -> bool:
+        return bool(self._matchers)
+
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
+        """The new text that may pass, and whether a stop string ended it. `may_end`: else one that ends here passes."""
         if not self._matchers:
             return text, False
-        ends = [(read, -matcher.length) for matcher in self._matchers if (read := matcher.push(text))]
-        whole = self._held + text
+        whole, ends = self._held + text, list[tuple[int, int]]()
+        if may_end:
+            ends = [(read, -matcher.length) for matcher in self._matchers if (read := matcher.push(text))]
+        else:
+            for matcher in self._matchers:
+                matcher.pass_over(text)
         if ends:
             read, minus_length = min(ends)
             end, self._held = len(self._held) + read, ""

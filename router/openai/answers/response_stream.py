@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -192,13 +192,17 @@ class Choice:
         stop: Callable[[], None],
         *,
         stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
         with_token_ids: bool = False,
         parser: AnswerParser | None = None,
         thoughts: ThoughtTokens | None = None,
         shows_thoughts: bool = True,
         begins_at: int = 0,
     ):
-        """`thoughts` counts those of `parser`. `begins_at`: characters of the text that come before the output."""
+        """`min_tokens`: no stop string that ends within so many counts. `thoughts` counts those of `parser`.
+
+        `begins_at`: characters of the text that come before the output.
+        """
         self._index = index
         self._answer = answer
         self._detokenizer = detokenizer
@@ -206,9 +210,10 @@ class Choice:
         self._stop = stop
         self._stopped = False
         self._stop_token_ids = stop_token_ids
+        self._min_tokens = min_tokens
         self._with_token_ids = with_token_ids
         self._last: int | None = None
-        self._tokens = 0  # that came so far
+        self._tokens = 0  # that came so far, up to the stop string
         self._chars = begins_at  # of the text so far, counted where logprobs are asked for
         self._parser = parser
         self._thoughts = thoughts
@@ -223,18 +228,12 @@ class Choice:
             return
         is_first = not self._tokens
         self._last = token_ids[-1]
-        self._tokens += len(token_ids)
-        entries: list[TokenEntry] = []
-        if logprobs:
-            texts = self._entries(token_ids, logprobs, entries)
-        elif self._thoughts is None or len(token_ids) == 1:
-            texts = [self._detokenizer.push(token_ids)]
-        else:
-            texts = [self._detokenizer.push((token_id,)) for token_id in token_ids]
-        delta = self._read(texts)
+        texts = [self._detokenizer.push((token_id,)) for token_id in token_ids]
+        delta, taken = self._read(texts)
         delta.tokens = self._tokens
-        delta.token_ids = token_ids if self._with_token_ids else ()
-        delta.entries = tuple(entries)
+        delta.token_ids = token_ids[:taken] if self._with_token_ids else ()
+        if logprobs:
+            delta.entries = self._entries(token_ids, logprobs, texts)[:taken]
         if is_first or not delta.says_nothing:
             self._answer.put(delta)
         if self._stopped:
@@ -244,23 +243,41 @@ class Choice:
         """A `EchoChoice` takes what is known of a prompt, if it was asked for."""
         raise InvariantError(f"choice {self._index} got {len(logprobs)} scores that nobody asked for")
 
-    def _read(self, texts: list[str]) -> TextDelta:
-        """What passes of new text; of thoughts that are counted, each token's text is one of `texts`."""
+    def _read(self, texts: list[str]) -> tuple[TextDelta, int]:
+        """What passes of the texts of new tokens, and how many of these belong to the answer.
+
+        How tokens fall together into messages is chance, so those behind a stop string do not, though they have come.
+        """
+        if len(texts) == 1 or not self._stop_strings:
+            self._tokens += len(texts)
+            return self._passed(texts), len(texts)
+        whole, taken, calls = TextDelta(self._index, ""), 0, list[AnswerDelta]()
+        while taken < len(texts) and not self._stopped:
+            self._tokens += 1
+            delta = self._passed(texts[taken : taken + 1])
+            whole.text += delta.text
+            whole.reasoning += delta.reasoning
+            calls += delta.calls
+            taken += 1
+        whole.calls = _joined(calls)
+        return whole, taken
+
+    def _passed(self, texts: list[str]) -> TextDelta:
+        """What passes of new text; each token's is one of `texts`."""
         if self._thoughts is not None:
             return self._parsed(self._thoughts.push(texts))
         new = "".join(texts)
         return self._text(new) if self._parser is None else self._parsed(self._parser.push(new))
 
     def _entries(
-        self, token_ids: tuple[int, ...], logprobs: Logprobs, entries: list[TokenEntry]
-    ) -> list[str]:
-        """The new text, token by token, because each has a place in it."""
-        texts = []
-        for token_id, own in zip(token_ids, logprobs, strict=True):
+        self, token_ids: tuple[int, ...], logprobs: Logprobs, texts: list[str]
+    ) -> tuple[TokenEntry, ...]:
+        """Each token with its place in the text."""
+        entries = []
+        for token_id, own, text in zip(token_ids, logprobs, texts, strict=True):
             entries.append(TokenEntry(token_id, self._chars, own))
-            texts.append(self._detokenizer.push((token_id,)))
-            self._chars += len(texts[-1])
-        return texts
+            self._chars += len(text)
+        return tuple(entries)
 
     def ended(self, outcome: Outcome) -> None:
         """The core has ended this choice."""
@@ -272,9 +289,12 @@ class Choice:
             if last.finish_reason == "stop" and self._parser and self._parser.calls:
                 last.finish_reason = "tool_calls"
             last.stop_reason = self._stop_reason()
-            last.tokens = outcome.usage.completion_tokens
+            usage = outcome.usage
+            if self._stopped:
+                usage = replace(usage, completion_tokens=self._tokens)
+            last.tokens = usage.completion_tokens
             self._answer.put(last)
-            self._answer.end(self._index, outcome.usage, self._thoughts.count if self._thoughts else 0)
+            self._answer.end(self._index, usage, self._thoughts.count if self._thoughts else 0)
 
     def _stop_reason(self) -> str | int | None:
         if self._stopped:
@@ -283,16 +303,18 @@ class Choice:
 
     def _text(self, text: str) -> TextDelta:
         """What passes of a text without marks."""
-        text, self._stopped = self._stop_strings.push(text)
-        return TextDelta(self._index, text)
+        return TextDelta(self._index, self._up_to_stop(text))
+
+    def _up_to_stop(self, text: str) -> str:
+        text, self._stopped = self._stop_strings.push(text, may_end=self._tokens > self._min_tokens)
+        return text
 
     def _parsed(self, parts: list[AnswerDelta]) -> TextDelta:
         """Delta of a text that was parsed into `parts`; stop strings are looked for in its content."""
         delta, calls = TextDelta(self._index, ""), []
         for part in parts:
             if part.kind == "content":
-                text, self._stopped = self._stop_strings.push(part.text)
-                delta.text += text
+                delta.text += self._up_to_stop(part.text)
                 if self._stopped:
                     break
             elif part.kind != "reasoning":

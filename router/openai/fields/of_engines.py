@@ -41,7 +41,7 @@ VLLM_FIELDS = (
         BOTH,
         {
             "top_k": "0 or -1: all",
-            "min_tokens": "no end before",
+            "min_tokens": "no end before, by a stop string neither",
             "stop_token_ids": "up to 64",
             "ignore_eos": "",
             "allowed_token_ids": "up to 1,024; no other token is chosen",

@@ -93,3 +93,20 @@ def test_who_does_not_ask_gets_none(client: openai.OpenAI, router: RunningRouter
     answer = client.chat.completions.create(model=MODEL, messages=USER)
     assert answer.choices[0].logprobs is None
     assert router.last_prefill.params.logprobs == -1
+
+
+@pytest.mark.parametrize("row", [1, 3, 99])
+def test_what_is_told_of_tokens_ends_with_the_one_that_completes_a_stop_string(
+    client: openai.OpenAI, router: RunningRouter, output: tuple[int, ...], tokenizer: Tokenizer, row: int
+) -> None:
+    """However many a message had: a worker sends those of some milliseconds together."""
+    router.workers.script = Script(output=lambda _: output, tokens_a_row=row)
+    answer: Any = client.completions.create(
+        model=MODEL, prompt="x", max_tokens=99, logprobs=0, stop="qu", extra_body={"return_token_ids": True}
+    )
+    (choice,) = answer.choices
+    told = choice.token_ids
+    assert choice.text == "the "
+    assert "qu" in tokenizer.decode(told)
+    assert "qu" not in tokenizer.decode(told[:-1])
+    assert len(choice.logprobs.tokens) == len(told) == answer.usage.completion_tokens

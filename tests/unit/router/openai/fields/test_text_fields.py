@@ -138,3 +138,16 @@ def test_a_chat_may_end_without_a_generation_prompt(client: openai.OpenAI, route
 def test_variables_of_the_server_are_not_the_clients_to_set(client: openai.OpenAI, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="set by the server"):
         chat(client, chat_template_kwargs={name: "x"})
+
+
+@pytest.mark.parametrize("row", [1, 4])
+def test_no_stop_string_ends_a_text_before_min_tokens(
+    client: openai.OpenAI, router: RunningRouter, tokenizer: Tokenizer, row: int
+) -> None:
+    router.says("the fox, the fox, the fox", row=row)
+    twice = len(tokenizer.encode("the fox, the fox", add_special_tokens=False))
+    late = complete(client, stop=["fox"], min_tokens=twice)
+    assert (late.text, late.finish_reason, late.stop_reason) == ("the fox, the fox, the ", "stop", "fox")
+    begun_before = complete(client, stop=["fox"], min_tokens=twice - 1)
+    assert begun_before.text == "the fox, the ", "it may begin among the first tokens"
+    assert complete(client, stop=["fox"]).text == "the "
