@@ -358,14 +358,16 @@ def _choice(
 
 
 def _detokenizer(tokenizer: Tokenizer, request: ClientRequest, options: TextOptions) -> Detokenizer:
-    ends = set(request.params.stop_token_ids)
+    """What a request shows of its tokens. The one that ends an answer is no part of its text, unless it is a mark."""
+    answer_format = options.reading.reader.format if options.reading else tokenizer.answers.format
+    marks = tokenizer.marks(answer_format.special_tokens)
+    ends = set() if request.params.ignore_eos else set(request.eos_token_ids) - marks
+    asked = set(request.params.stop_token_ids)
     skip = tokenizer.special_token_ids if options.skip_special_tokens else frozenset()
     if options.reading is not None:
-        answer_format = options.reading.reader.format
-        marks = tokenizer.marks(answer_format.special_tokens)
         skip -= marks
-        ends -= marks if answer_format.channels else set()  # which the parser leaves out
-    skip = skip - ends if options.include_stop else skip | ends
+        asked -= marks if answer_format.channels else set()  # which the parser leaves out
+    skip = skip - asked if options.include_stop else skip | asked | ends
     spelling = tokenizer.of_answers if options.reading else tokenizer.spelling_specials
     decoder = tokenizer if skip >= tokenizer.special_token_ids else spelling
     return Detokenizer(decoder, skip, request.token_ids if options.continues_prompt else ())

@@ -50,7 +50,7 @@ VLLM_FIELDS = (
             "truncate_prompt_tokens": "keeps so many tokens of a prompt of up to four contexts",
             "truncation_side": "left, unless set to right",
             "include_stop_str_in_output": "also for stop_token_ids",
-            "skip_special_tokens": "true unless set",
+            "skip_special_tokens": "true unless set; false leaves out the one that ends an answer alone",
             "return_token_ids": "each piece has token_ids",
             "prompt_logprobs": "0 to 20: so many of the likeliest with each token of the prompt; not streamed",
             "return_tokens_as_token_ids": "a token of logprobs is shown as token_id:17",

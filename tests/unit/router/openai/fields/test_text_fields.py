@@ -59,7 +59,18 @@ def test_an_end_by_the_model_has_no_other_reason(client: openai.OpenAI) -> None:
 
 def test_special_tokens_are_spelled_out_when_asked_for(client: openai.OpenAI) -> None:
     assert complete(client).text == TEXT
-    assert complete(client, skip_special_tokens=False).text == f"<|pad|>{TEXT}<|end|>"
+    assert complete(client, skip_special_tokens=False).text == f"<|pad|>{TEXT}"
+    kept = complete(client, skip_special_tokens=False, include_stop_str_in_output=True)
+    assert kept.text == f"<|pad|>{TEXT}<|end|>"
+
+
+def test_an_end_that_is_ignored_is_a_token_like_others(client: openai.OpenAI, router: RunningRouter) -> None:
+    router.workers.ends = ()
+    try:
+        text = complete(client, skip_special_tokens=False, ignore_eos=True).text
+    finally:
+        router.workers.ends = (END_ID,)
+    assert text == f"<|pad|>{TEXT}<|end|>"
 
 
 @pytest.mark.parametrize("stream", [False, True])
