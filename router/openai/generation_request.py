@@ -389,6 +389,8 @@ def _sampling(fields: GenerationFields) -> dict[str, Any]:
     given = fields.given()
     if fields.top_k == -1:
         given["top_k"] = 0
+    if fields.top_p == 0:  # the smallest share of the likeliest is one token
+        given |= {"top_p": 1.0, "temperature": 0.0}
     if fields.stop_token_ids:
         given["stop_token_ids"] = tuple(fields.stop_token_ids)
     if fields.allowed_token_ids:

@@ -180,6 +180,14 @@ def test_top_k_minus_one_means_all_as_in_vllm(client: openai.OpenAI, router: Run
     assert router.last_prefill.params.top_k == 0
 
 
+def test_top_p_zero_leaves_the_likeliest_token_alone_as_at_openai(
+    client: openai.OpenAI, router: RunningRouter
+) -> None:
+    client.completions.create(model=MODEL, prompt="fox", temperature=0.7, top_p=0)
+    params = router.last_prefill.params
+    assert (params.temperature, params.top_p) == (0.0, 1.0)
+
+
 def test_requests_without_a_seed_get_different_ones(client: openai.OpenAI, router: RunningRouter) -> None:
     for _ in range(2):
         client.completions.create(model=MODEL, prompt="fox")

@@ -124,3 +124,19 @@ def test_a_character_costs_a_constant_for_each_stop_string_however_long_they_are
         filter_.push(text[at : at + 4])
     borders = sum(map(len, stops))  # computed once
     assert CountingStop.looks <= 4 * (len(stops) * len(text) + borders)
+
+
+@given(LETTERS, LETTERS, STOPS, CUTS)
+def test_a_stop_string_counts_that_ends_behind_what_it_may_not_end(
+    first: str, rest: str, stops: list[str], cuts: list[int]
+) -> None:
+    filter_ = stop_strings(stops)
+    passed, stopped = filter_.push(first, may_end=False)
+    assert not stopped
+    pieces = outputs(filter_, rest, cuts)
+    whole = first + rest
+    ends = (end for end in range(len(first) + 1, len(whole) + 1) if whole[:end].endswith(tuple(stops)))
+    end = next(ends, None)
+    found = [stop for stop in stops if end is not None and whole[:end].endswith(stop)]
+    expected = whole if end is None else whole[: end - max(map(len, found))]
+    assert passed + "".join(text for text, _ in pieces) == expected
