@@ -27,6 +27,7 @@ from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.native.build import choose
 from shared.local.gpu_links import described, has_slow, links_in, read_topology
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
+from shared.local.shapes import built_for_cuda, gpus_of, gpus_to_use
 from shared.local.up import NVIDIA, needed_bytes, why_not_ours
 from shared.primitives.errors import DoctorError, StartError
 from shared.process.resources import memory_budget, usable_cores
@@ -121,6 +122,10 @@ def gpu() -> Finding:
     """Whether an NVIDIA driver is loaded, and how its GPUs reach each other; none is no fault."""
     if not NVIDIA.exists():
         return Finding("GPU", "ok", "none: the CPU computes")
+    _, why_none = gpus_to_use("auto", gpus_of(os.environ), with_cuda=built_for_cuda())
+    if why_none:
+        found, _, remedy = why_none.partition("; ")
+        return Finding("GPU", "warn", f"the NVIDIA driver is loaded, but {found}", remedy)
     links = links_in(read_topology())
     if not links:
         return Finding("GPU", "ok", "the NVIDIA driver is loaded")
@@ -233,6 +238,9 @@ def memory(model: str) -> Finding:
         needed = WORKERS * needed_bytes(read_config(resolve(model, lambda _line: None)))
     except StartError as error:
         return Finding("model", "fail", str(error), "segue models lists those that are here")
+    gpus, _ = gpus_to_use("auto", gpus_of(os.environ), with_cuda=built_for_cuda())
+    if gpus:
+        return Finding("memory", "ok", f"{found}; {model} lies in GPU memory, of which a worker tells")
     if needed > budget.memory_bytes:
         remedy = f"{model} with two workers needs at least {needed / 2**30:.1f} GiB: choose a smaller one"
         return Finding("memory", "fail", found, remedy)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,33 @@ def gpus_of(environ: Mapping[str, str], devices: Path = DEVICES) -> list[str]:
     if found and environ.get(VISIBLE) is not None:
         return [name.strip() for name in environ[VISIBLE].split(",") if name.strip() not in ("", "-1")]
     return [str(number) for number in found]
+
+
+def built_for_cuda() -> bool:
+    """Whether the torch that is installed is: its file says so, and to load it takes a second. True: nothing says."""
+    try:
+        file = metadata.distribution("torch").locate_file("torch/version.py")
+        return names_cuda(Path(str(file)).read_text(encoding="utf-8"))
+    except (metadata.PackageNotFoundError, OSError):
+        return True
+
+
+def names_cuda(version_file: str) -> bool:
+    """Whether this text of torch/version.py names a version of CUDA, and not None."""
+    return re.search(r"^cuda\b[^=]*= *['\"]", version_file, re.MULTILINE) is not None
+
+
+def gpus_to_use(device: str, found: list[str], *, with_cuda: bool) -> tuple[list[str], str]:
+    """Return the GPUs on which workers with this `device` compute, and why none where that is a surprise."""
+    if device in ("cpu", "cuda-on-cpu"):
+        return [], ""
+    if device == "auto" and found and not with_cuda:
+        return [], (
+            f"the CPU computes, not the GPU{'s' * (len(found) > 1)}: the torch that is installed is built without "
+            "CUDA; segue-llm[cuda] without the index of builds for CPUs brings the other (in a checkout: "
+            "pipx install '.[cuda]')"
+        )
+    return found, ""
 
 
 def shape_of(

@@ -31,7 +31,16 @@ from shared.local.children import HOST, Child, ChildProcesses
 from shared.local.config import LocalConfig, LocalSettings, environment_of, unknown_everywhere
 from shared.local.console import Service, StartupConsole
 from shared.local.model_store import hub_id_of, name_of, resolve
-from shared.local.shapes import Shape, described, gpus_for, gpus_of, require_gpus, shape_of
+from shared.local.shapes import (
+    Shape,
+    built_for_cuda,
+    described,
+    gpus_for,
+    gpus_of,
+    gpus_to_use,
+    require_gpus,
+    shape_of,
+)
 from shared.primitives.errors import ConfigError, StartError
 from shared.process.api_keys import key_line
 from shared.process.listening import is_loopback
@@ -50,7 +59,7 @@ WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks
 
 def up(settings: LocalSettings, console: StartupConsole) -> None:
     """Run the deployment until SIGINT or SIGTERM. Raises StartError, one sentence, when it cannot start."""
-    gpus = [] if settings.config.device in ("cpu", "cuda-on-cpu") else gpus_of(os.environ)
+    gpus, why_none = gpus_to_use(settings.config.device, gpus_of(os.environ), with_cuda=built_for_cuda())
     settings, shape = shaped(settings, len(gpus))
     config = settings.config
     require_gpus(len(gpus), Shape(config.prefill, config.decode), settings.gpus_each)
@@ -62,13 +71,13 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
         console.print_line(f"no use on one machine: {', '.join(settings.ignored)}")
     for sentence in unknown_everywhere(os.environ):
         console.print_line(sentence)
-    if shape:
-        console.print_line(shape)
+    if shape or why_none:
+        console.print_line(shape or why_none)
     with contextlib.ExitStack() as stack:
         host, budget = router_host(settings), memory_budget()
         router_port, admin_port = _ports(config, host, stack)
         model = resolve(config.model, console.print_line)
-        _require_servable(model, settings, budget)
+        require_servable(model, settings, None if gpus else budget)
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
@@ -125,11 +134,15 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
     return replace(settings, config=chosen), described_here
 
 
-def _require_servable(model: Path, settings: LocalSettings, budget: Budget) -> None:
-    """Refuse a model of which files alone tell that workers would. Raises StartError."""
+def require_servable(model: Path, settings: LocalSettings, budget: Budget | None) -> None:
+    """Refuse a model of which files alone tell that workers would. Raises StartError.
+
+    `budget` None: the weights lie in GPU memory, of which a worker knows.
+    """
     read = read_config(model)
     _require_context(read, settings)
-    _require_memory(read, settings.config.prefill + settings.config.decode, budget)
+    if budget:
+        _require_memory(read, settings.config.prefill + settings.config.decode, budget)
     require_whole(model)
 
 

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from shared.local.config import load_local
-from shared.local.shapes import ONE_GPU_EACH, Shape, gpus_for, gpus_of, require_gpus, shape_of
+from shared.local.shapes import (
+    ONE_GPU_EACH,
+    Shape,
+    built_for_cuda,
+    gpus_for,
+    gpus_of,
+    gpus_to_use,
+    names_cuda,
+    require_gpus,
+    shape_of,
+)
 from shared.local.up import shaped
 from shared.primitives.errors import ConfigError
 
@@ -51,6 +61,26 @@ def test_gpus_are_the_devices_of_the_driver_that_may_be_used(tmp_path: Path) -> 
     assert gpus_of({}, tmp_path) == ["0", "2", "10"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "2, GPU-7"}, tmp_path) == ["2", "GPU-7"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "with_cuda", "used"),
+    [("auto", True, True), ("auto", False, False), ("cpu", True, False), ("cuda-on-cpu", True, False),
+     ("cuda", False, True)],  # a worker refuses the last in a sentence
+)  # fmt: skip
+def test_gpus_count_where_workers_will_compute_on_them(device: str, with_cuda: bool, used: bool) -> None:
+    found = ["0", "1"]
+    gpus, why_none = gpus_to_use(device, found, with_cuda=with_cuda)
+    assert gpus == (found if used else [])
+    assert ("built without CUDA" in why_none) == (device == "auto" and not with_cuda)
+    assert gpus_to_use("auto", [], with_cuda=False) == ([], "")
+
+
+def test_torch_tells_without_being_loaded_whether_it_is_built_for_cuda() -> None:
+    assert names_cuda("debug = False\ncuda: Optional[str] = '13.0'\ngit_version = 'c'\n")
+    assert names_cuda("cuda = '13.0'\n")
+    assert not names_cuda("cuda: Optional[str] = None\ngit_version = 'cuda = 1'\n")
+    assert not built_for_cuda()  # the locked one
 
 
 def test_each_worker_has_a_gpu_of_its_own_while_there_are_several() -> None:

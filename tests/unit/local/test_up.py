@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import socket
@@ -15,7 +16,7 @@ from router.config import RouterConfig
 from shared.engine.config import Budget
 from shared.local.config import ROLE_CONFIGS, LocalSettings, environment_of, load_local, unknown_everywhere
 from shared.local.console import StartupConsole
-from shared.local.up import describe_shares, router_host, up, why_not_ours
+from shared.local.up import describe_shares, require_servable, router_host, up, why_not_ours
 from shared.primitives.errors import ConfigError, StartError
 from shared.worker.worker_config import WorkerConfig
 from tests.tidy.chart_schema import CHART
@@ -311,3 +312,28 @@ def test_memory_is_told_of_the_workers_that_run(
     values: Path, content: str, flags: list[str], sentence: str
 ) -> None:
     assert describe_shares(given(values, content, *flags), Budget(8 << 30, "measured")) == sentence
+
+
+@pytest.mark.parametrize(
+    ("budget", "sentence"),
+    [(Budget(1 << 20, "measured"), "too little memory"), (None, "model.safetensors is not a complete")],
+)
+def test_weights_that_lie_in_gpu_memory_are_not_counted_against_the_host(
+    tmp_path: Path, budget: Budget | None, sentence: str
+) -> None:
+    llama = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+    }
+    llama |= {
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(StartError, match=sentence):
+        require_servable(tmp_path, load_local([], {}), budget)
