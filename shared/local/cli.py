@@ -7,6 +7,7 @@ everything heavy is imported inside functions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,8 +43,11 @@ def main() -> NoReturn:
         run_and_exit(sys.argv[1:])
     except KeyboardInterrupt:
         command = sys.argv[1] if sys.argv[1:2] and sys.argv[1] in COMMANDS else ""
-        sys.stderr.write(f"segue {command}".rstrip() + ": interrupted\n")
-        sys.exit(130)
+        with contextlib.suppress(OSError):  # a reader that has gone
+            sys.stdout.flush()
+            sys.stderr.write(f"segue {command}".rstrip() + ": interrupted\n")
+            sys.stderr.flush()
+        os._exit(128 + signal.SIGINT)  # Python would wait for threads, which a library of a download may have
     except BrokenPipeError:  # who read the output has gone, as `head` does once it has its lines
         os._exit(128 + signal.SIGPIPE)  # Python would flush its output once more, and say that it cannot
 

@@ -23,13 +23,14 @@ from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
 
-from shared.engine.checkpoint.model_impl import read_config
+from shared.engine.checkpoint.model_config import ModelConfig
+from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.native.build import choose
 from shared.local.gpu_links import described, has_slow, links_in, read_topology
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
 from shared.local.shapes import built_for_cuda, gpus_of, gpus_to_use
-from shared.local.up import NVIDIA, needed_bytes, why_not_ours
-from shared.primitives.errors import DoctorError, StartError
+from shared.local.up import NVIDIA, needed_bytes, require_memory, why_not_ours
+from shared.primitives.errors import DoctorError, ModelError, StartError
 from shared.process.resources import memory_budget, usable_cores
 
 State = Literal["ok", "warn", "fail"]
@@ -234,16 +235,23 @@ def memory(model: str) -> Finding:
     found = f"{budget.memory_bytes / 2**30:.1f} GiB ({budget.origin})"
     if not model:
         return Finding("memory", "ok", found)
+    needed = 0
+    on_gpus, _ = gpus_to_use("auto", gpus_of(os.environ), with_cuda=built_for_cuda())
+
+    def require(config: ModelConfig | FallbackConfig) -> None:
+        nonlocal needed
+        needed = WORKERS * needed_bytes(config)
+        if not on_gpus:
+            require_memory(config, WORKERS, budget)
+
     try:
-        needed = WORKERS * needed_bytes(read_config(resolve(model, lambda _line: None)))
-    except StartError as error:
+        resolve(model, lambda _line: None, require=require)
+    except ModelError as error:
         return Finding("model", "fail", str(error), "segue models lists those that are here")
-    gpus, _ = gpus_to_use("auto", gpus_of(os.environ), with_cuda=built_for_cuda())
-    if gpus:
+    except StartError as error:
+        return Finding("memory", "fail", str(error), "segue models lists those that are here")
+    if on_gpus:
         return Finding("memory", "ok", f"{found}; {model} lies in GPU memory, of which a worker tells")
-    if needed > budget.memory_bytes:
-        remedy = f"{model} with two workers needs at least {needed / 2**30:.1f} GiB: choose a smaller one"
-        return Finding("memory", "fail", found, remedy)
     return Finding(
         "memory", "ok", f"{found}; {model} with two workers needs at least {needed / 2**30:.1f} GiB"
     )

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.engine.checkpoint.model_config import ModelConfig
 from shared.engine.checkpoint.model_impl import read_config
+from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.gguf.convert import DEFAULT_MODEL, is_converted
 from shared.local.demo_model import DEFAULT_HUB_ID, demo_gguf
 from shared.model_cache.gguf import PrintLine, convert_in_a_child
@@ -29,6 +31,7 @@ from shared.primitives.errors import ModelError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
+Requirement = Callable[[ModelConfig | FallbackConfig], None]  # raises StartError for a model that is unfit
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -50,10 +53,16 @@ def hub_id_of(model: str) -> str | None:
     return DEFAULT_HUB_ID if model == DEFAULT_MODEL else model if _HUB_ID.fullmatch(model) else None
 
 
-def resolve(model: str, print_line: PrintLine, endpoint: str | None = None) -> Path:
-    """The folder of `model`, checked. Raises ModelError.
+def resolve(
+    model: str,
+    print_line: PrintLine,
+    endpoint: str | None = None,
+    require: Requirement = lambda _config: None,
+) -> Path:
+    """The folder of `model`, checked. Raises ModelError, and what `require` does.
 
-    `print_line` shows the user what takes long. `endpoint` is the address of another Hub.
+    `print_line` shows the user what takes long. `endpoint` is the address of another Hub. `require` is asked before
+    weights are fetched from there.
     """
     path = Path(model).expanduser()
     if model.endswith(".gguf") or (model == DEFAULT_MODEL and not path.exists()):
@@ -67,8 +76,8 @@ def resolve(model: str, print_line: PrintLine, endpoint: str | None = None) -> P
             f"there is no model {model}: expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}"
         )
     else:
-        folder = _from_hub(model, print_line, endpoint)
-    read_config(folder)
+        folder = _from_hub(model, print_line, endpoint, require)
+    require(read_config(folder))
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no safetensors weights; others (.bin, .pt) are never loaded")
     if not (folder / "tokenizer.json").exists() and not (folder / "tokenizer.model").exists():
@@ -93,9 +102,9 @@ def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
     return target
 
 
-def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+def _from_hub(model: str, print_line: PrintLine, endpoint: str | None, require: Requirement) -> Path:
+    from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
+    from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     patterns: dict[str, Any] = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
@@ -103,44 +112,68 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None) -> Path:
         disable_progress_bars()
     try:
         api = HfApi(endpoint=endpoint)
-        info = _within(
-            HUB_SECONDS_MAX, lambda: api.model_info(model, files_metadata=True, timeout=HUB_SECONDS_MAX - 2)
+        info = _on_a_thread(
+            lambda: api.model_info(model, files_metadata=True, timeout=HUB_SECONDS_MAX - 2), HUB_SECONDS_MAX
         )
-    except GatedRepoError:
-        raise ModelError(f"{model} is gated: accept its terms on its Hub page and set HF_TOKEN") from None
-    except RepositoryNotFoundError:
-        raise ModelError(f"the Hub has no model {model}, or it is private and HF_TOKEN is not set") from None
     except Exception as error:  # whatever the HTTP library of the day raises without a network
+        _refuse_closed(model, error)
         try:
             return Path(snapshot_download(model, local_files_only=True, **patterns))
         except (LocalEntryNotFoundError, OSError):
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ModelError(
-                f"the Hub cannot be reached for {model} ({reason}), and it is not in the local cache"
+                f"the Hub cannot be reached for {model} ({_reason(error)}), and it is not in the local cache"
             ) from None
     files = [file for file in info.siblings or [] if is_wanted(file.rfilename, WANTED)]
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")
-    _refuse_unsupported(api, model, info.sha)
-    needed_bytes = sum(file.size or 0 for file in files)
-    print_line(f"downloading {model} ({needed_bytes / 1e9:.1f} GB at most) from the Hub")
+    _refuse_unfit(api, model, info.sha, require)
+    here = {
+        file.rfilename for file in files if try_to_load_from_cache(model, file.rfilename, revision=info.sha)
+    }
+    if missing_bytes := sum(file.size or 0 for file in files if file.rfilename not in here):
+        _require_room(Path(constants.HF_HUB_CACHE, model), missing_bytes)
+        print_line(f"downloading {model} ({missing_bytes / 1e9:.1f} GB) from the Hub")
     try:
-        return Path(snapshot_download(model, endpoint=endpoint, revision=info.sha, **patterns))
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise ModelError(f"the disk is full: {model} needs {needed_bytes / 1e9:.1f} GB") from None
-        raise ModelError(f"downloading {model} failed: {' '.join(str(error).split())[:200]}") from None
+        # The library waits for its threads, each with a file of gigabytes, before it lets Ctrl-C out.
+        return Path(
+            _on_a_thread(lambda: snapshot_download(model, endpoint=endpoint, revision=info.sha, **patterns))
+        )
     except Exception as error:
-        raise ModelError(f"downloading {model} failed: {' '.join(str(error).split())[:200]}") from None
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ModelError(
+                f"the disk is full: {model} needs {missing_bytes / 1e9:.1f} GB more, less what has come"
+            ) from None
+        raise ModelError(f"downloading {model} failed: {_reason(error)}") from None
 
 
-def _refuse_unsupported(api: Any, model: str, revision: str | None) -> None:
-    """Read config.json before gigabytes of weights, of the revision that they will come from."""
+def _refuse_closed(model: str, error: Exception) -> None:
+    """Raise ModelError where the Hub does not let this user have the model."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        raise ModelError(
+            f"{model} is gated: accept its terms on its Hub page, and set HF_TOKEN to a token of that account"
+        ) from None
+    if isinstance(error, RepositoryNotFoundError):
+        raise ModelError(f"the Hub has no model {model}, or it is private and HF_TOKEN is not set") from None
+
+
+def _refuse_unfit(api: Any, model: str, revision: str | None, require: Requirement) -> None:
+    """Read config.json before gigabytes of weights, of the revision that they will come from.
+
+    The Hub lets everybody list a gated repository: its files are the first that are refused.
+    """
     try:
         config = Path(api.hf_hub_download(model, "config.json", revision=revision))
     except Exception as error:
-        raise ModelError(f"{model} has no readable config.json: {type(error).__name__}") from None
-    read_config(config.parent)
+        _refuse_closed(model, error)
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise ModelError(f"{model} has no readable config.json: {_reason(cause)}") from None
+    require(read_config(config.parent))
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _require_room(target: Path, needed_bytes: int) -> None:
@@ -153,8 +186,11 @@ def _require_room(target: Path, needed_bytes: int) -> None:
         )
 
 
-def _within(seconds: float, ask: Callable[[], Any]) -> Any:
-    """The result of `ask()`, on a thread of its own, because resolving a name can hang for minutes."""
+def _on_a_thread(ask: Callable[[], Any], seconds_max: float | None = None) -> Any:
+    """The result of `ask()`, on a thread that nobody waits for any more after this time, or after Ctrl-C.
+
+    To resolve a name, for one, can hang for minutes.
+    """
     answers: list[Any] = []
 
     def run() -> None:
@@ -165,9 +201,9 @@ def _within(seconds: float, ask: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(seconds_max)
     if not answers:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
+        raise TimeoutError(f"no answer within {seconds_max} s")
     value, error = answers[0]
     if error is not None:
         raise error

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from shared.engine.checkpoint.memory_plan import RESERVE_BYTES, context_bound
 from shared.engine.checkpoint.model_config import ModelConfig
-from shared.engine.checkpoint.model_impl import read_config
 from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.checkpoint.weight_files import require_whole
 from shared.engine.config import Budget
@@ -76,8 +75,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     with contextlib.ExitStack() as stack:
         host, budget = router_host(settings), memory_budget()
         router_port, admin_port = _ports(config, host, stack)
-        model = resolve(config.model, console.print_line)
-        require_servable(model, settings, None if gpus else budget)
+        model = _servable_folder(settings, console, None if gpus else budget)
         keys = _keys_in_memory(stack)
         name = config.served_model_name or name_of(config.model)
         common = ["--model", str(model), "--served-model-name", name]
@@ -134,16 +132,27 @@ def shaped(settings: LocalSettings, gpus: int) -> tuple[LocalSettings, str]:
     return replace(settings, config=chosen), described_here
 
 
-def require_servable(model: Path, settings: LocalSettings, budget: Budget | None) -> None:
-    """Refuse a model of which files alone tell that workers would. Raises StartError.
+def _servable_folder(settings: LocalSettings, console: StartupConsole, budget: Budget | None) -> Path:
+    """The model's folder, which is fetched if need be. Raises StartError."""
+    folder = resolve(
+        settings.config.model,
+        console.print_line,
+        require=lambda read: require_servable(read, settings, budget),
+    )
+    require_whole(folder)
+    return folder
+
+
+def require_servable(
+    model: ModelConfig | FallbackConfig, settings: LocalSettings, budget: Budget | None
+) -> None:
+    """Refuse a model of which its configuration alone tells that workers would. Raises StartError.
 
     `budget` None: the weights lie in GPU memory, of which a worker knows.
     """
-    read = read_config(model)
-    _require_context(read, settings)
+    _require_context(model, settings)
     if budget:
-        _require_memory(read, settings.config.prefill + settings.config.decode, budget)
-    require_whole(model)
+        require_memory(model, settings.config.prefill + settings.config.decode, budget)
 
 
 def _alias_flags(model: str, name: str) -> list[str]:
@@ -265,8 +274,8 @@ def _require_context(model: ModelConfig | FallbackConfig, settings: LocalSetting
         context_bound(model, context_len or None, setting)
 
 
-def _require_memory(model: ModelConfig | FallbackConfig, workers: int, budget: Budget) -> None:
-    """Refuse at once what can never fit, before each worker has loaded its libraries to say the same."""
+def require_memory(model: ModelConfig | FallbackConfig, workers: int, budget: Budget) -> None:
+    """Refuse at once what can never fit, before it is fetched and each worker has loaded its libraries to say so."""
     needed = needed_bytes(model)
     if budget.memory_bytes < workers * needed:
         raise StartError(
