@@ -15,7 +15,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from shared.primitives.errors import ModelError
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
 Requirement = Callable[[ModelConfig | FallbackConfig], None]  # raises StartError for a model that is unfit
+_ADDRESS = re.compile(r"(https?://|hf://)?(www\.)?(huggingface\.co|hf\.co)/|hf://")
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")  # as llama.cpp names them
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -71,12 +73,11 @@ def resolve(
         folder = path.resolve()
     elif model and path.exists():
         raise ModelError(f"{model} is a file; expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}")
-    elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model):
-        raise ModelError(
-            f"there is no model {model}: expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}"
-        )
+    elif model.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(model) or _ADDRESS.match(model):
+        raise ModelError(f"there is no model {model}: {_expected(model)}")
     else:
         folder = _from_hub(model, print_line, endpoint, require)
+    _refuse_other_kind(str(folder), os.listdir(folder), f"name one of them, as {folder}/")
     require(read_config(folder))
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{folder} holds no safetensors weights; others (.bin, .pt) are never loaded")
@@ -85,12 +86,50 @@ def resolve(
     return folder
 
 
+def _expected(model: str) -> str:
+    """What to type in place of a name that is none: users of other servers bring the Hub's addresses and tags along."""
+    if _HUB_ID.fullmatch(name := _ADDRESS.sub("", model).rstrip("/")):
+        return f"a model of the Hub is called {name} here"
+    if _HUB_ID.fullmatch(name.partition(":")[0]):
+        return (
+            "there are no tags here: give the id of a repository with safetensors, or download one of its .gguf files "
+            "and name that"
+        )
+    return f"expected a folder, a .gguf file, a Hub id or {DEFAULT_MODEL}"
+
+
+def _refuse_other_kind(model: str, names: Iterable[str], gguf: str) -> None:
+    """Raise ModelError where these files of `model` are none that Segue computes, but something else that is known.
+
+    `gguf`: what to do with a GGUF file, whose name comes next.
+    """
+    names = sorted(names)
+    weights = [name for name in names if is_wanted(name, ["*.safetensors"])]
+    files = [name for name in names if name.endswith(".gguf") and not name.startswith("mmproj")]
+    if "config.json" in names and weights:
+        return
+    if "adapter_config.json" in names:
+        raise ModelError(
+            f"{model} is a LoRA adapter, which is not served: merge it into its model, and name that"
+        )
+    if "model_index.json" in names:
+        raise ModelError(f"{model} is a pipeline of diffusers, which writes no text")
+    if files and not weights:
+        usual = next((name for name in files if "q4_k_m" in name.lower()), files[0])
+        raise ModelError(f"{model} has GGUF files and no safetensors: {gguf}{usual}")
+
+
 def _converted(model: str, path: Path, print_line: PrintLine) -> Path:
     """The folder of a converted GGUF file; converts it unless that has been done."""
     target = cache_folder() / "models" / DEFAULT_MODEL
     if model != DEFAULT_MODEL:
         if not path.is_file():
             raise ModelError(f"there is no file {path}")
+        if (shard := _SHARD.search(path.name)) and int(shard[1]) > 1:
+            raise ModelError(
+                f"{path} is one of {int(shard[1])} parts of a model: merge them by `llama-gguf-split --merge` of "
+                "llama.cpp, given the first part and a new name, or use the model's safetensors"
+            )
         digest = hashlib.blake2b(str(path.resolve()).encode(), digest_size=4).hexdigest()
         target = target.with_name(f"{path.stem}-{digest}")
     source = demo_gguf(cache_folder(), print_line) if model == DEFAULT_MODEL else path
@@ -123,6 +162,12 @@ def _from_hub(model: str, print_line: PrintLine, endpoint: str | None, require: 
             raise ModelError(
                 f"the Hub cannot be reached for {model} ({_reason(error)}), and it is not in the local cache"
             ) from None
+    place = f"{endpoint or constants.ENDPOINT}/{model}/resolve/main/"
+    _refuse_other_kind(
+        model,
+        [file.rfilename for file in info.siblings or []],
+        f"download one of them and name the file, as {place}",
+    )
     files = [file for file in info.siblings or [] if is_wanted(file.rfilename, WANTED)]
     if not any(file.rfilename.endswith(".safetensors") for file in files):
         raise ModelError(f"{model} has no safetensors weights; others (.bin, .pt) are never loaded")

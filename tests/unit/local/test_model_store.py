@@ -56,6 +56,39 @@ def test_what_is_nowhere_is_named(model: str) -> None:
     assert f"there is no model {model}" in refusal(model)
 
 
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("hf.co/org/name", "is called org/name here"),
+        ("https://huggingface.co/org/name/", "is called org/name here"),
+        ("org/name:Q4_K_M", "there are no tags here"),
+        ("hf.co/org/name:Q4_K_M", "there are no tags here"),
+        ("llama3.2:1b", "expected a folder, a .gguf file, a Hub id or smollm2"),
+    ],
+)
+def test_a_name_of_other_servers_is_told_as_it_is_called_here(model: str, words: str) -> None:
+    assert words in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], "is a LoRA adapter"),
+        (["model_index.json"], "is a pipeline of diffusers"),
+        (["a-f16.gguf", "a-Q4_K_M.gguf", "mmproj.gguf"], "name one of them, as {}/a-Q4_K_M.gguf"),
+    ],
+)
+def test_a_folder_of_another_kind_is_told_what_it_is(tmp_path: Path, files: list[str], words: str) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert words.format(tmp_path) in refusal(str(tmp_path))
+
+
+def test_one_part_of_a_gguf_file_is_refused_before_it_is_converted(tmp_path: Path) -> None:
+    (tmp_path / "x-00001-of-00003.gguf").write_bytes(b"GGUF")
+    assert "is one of 3 parts" in refusal(str(tmp_path / "x-00001-of-00003.gguf"))
+
+
 def test_a_missing_gguf_file_is_named() -> None:
     assert "there is no file /nowhere/x.gguf" in refusal("/nowhere/x.gguf")
 
@@ -107,6 +140,9 @@ class Hub(BaseHTTPRequestHandler):
         elif "pickled" in self.path:
             siblings = [{"rfilename": "pytorch_model.bin", "size": 9}]
             self._answer(200, {}, {"id": "org/pickled", "sha": "0" * 40, "siblings": siblings})
+        elif "quantized" in self.path:
+            siblings = [{"rfilename": "config.json", "size": 9}, {"rfilename": "q8_0.gguf", "size": 9}]
+            self._answer(200, {}, {"id": "org/quantized", "sha": "0" * 40, "siblings": siblings})
         elif self.path.startswith("/api/models/org/moving"):
             siblings = [{"rfilename": "model.safetensors", "size": 9}]
             self._answer(200, {}, {"id": "org/moving", "sha": "0" * 40, "siblings": siblings})
@@ -155,6 +191,11 @@ def test_an_unknown_id_is_named(hub: str) -> None:
 
 def test_an_id_with_pickled_weights_alone_is_refused_before_the_download(hub: str) -> None:
     assert "no safetensors" in refusal("org/pickled", hub)
+
+
+def test_an_id_with_gguf_files_alone_says_where_one_is(hub: str) -> None:
+    answer = refusal("org/quantized", hub)
+    assert f"download one of them and name the file, as {hub}/org/quantized/resolve/main/q8_0.gguf" in answer
 
 
 def test_the_config_that_is_checked_is_of_the_revision_that_is_fetched(hub: str) -> None:
