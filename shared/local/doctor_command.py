@@ -17,6 +17,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
@@ -204,21 +206,21 @@ def hub() -> Finding:
     url = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     try:
         parts = urlsplit(url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=HUB_SECONDS_MAX)
-    except (http.client.HTTPException, ValueError) as error:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError("expected one like https://huggingface.co")
+    except ValueError as error:
         return Finding(
             "Hub", "warn", f"HF_ENDPOINT is {url}, which is no URL ({error})", "correct it, or unset it"
         )
     try:
-        connection.request("HEAD", "/")
-        said = parsedate_to_datetime(connection.getresponse().headers["Date"])
+        said = parsedate_to_datetime(_date_of(url))
         skew = abs(time.time() - said.timestamp())
     except (OSError, http.client.HTTPException, TypeError, ValueError) as error:
-        remedy = "models that are here are served all the same; HF_ENDPOINT names another Hub"
-        return Finding("Hub", "warn", f"{url} cannot be reached ({error or type(error).__name__})", remedy)
-    finally:
-        connection.close()
+        remedy = (
+            "models that are here are served all the same; HF_ENDPOINT names another Hub, HTTPS_PROXY a proxy"
+        )
+        why = getattr(error, "reason", error) or type(error).__name__
+        return Finding("Hub", "warn", f"{url} cannot be reached ({why})", remedy)
     if skew > SKEW_SECONDS_MAX:
         return Finding(
             "Hub",
@@ -227,6 +229,18 @@ def hub() -> Finding:
             "set the clock: certificates depend on it",
         )
     return Finding("Hub", "ok", f"{url} answers, and the clocks agree")
+
+
+def _date_of(url: str) -> str:
+    """The date in an answer of any status, by way of the proxy that the environment names, as downloads go."""
+    question = urllib.request.Request(url, method="HEAD")
+    opener = urllib.request.build_opener()  # it reads the environment now; the module's own did once
+    try:
+        with opener.open(question, timeout=HUB_SECONDS_MAX) as answer:
+            return str(answer.headers["Date"])
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return str(refused.headers["Date"])
 
 
 def memory(model: str) -> Finding:

@@ -108,6 +108,31 @@ def test_a_clock_that_differs_from_the_hubs_is_a_warning(monkeypatch: pytest.Mon
     assert (found.state, "apart" in found.found) == ("warn", True)
 
 
+def test_the_hub_is_asked_by_way_of_the_proxy_that_downloads_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with answers_once(HubOfThePast) as port:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")  # nobody but a proxy can find it
+        assert "its clock and ours are" in doctor_command.hub().found
+
+
+@pytest.mark.parametrize("status", [307, 401, 404])
+def test_a_hub_that_wants_something_else_is_there(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    class Closed(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            """Answer with the date of today."""
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            """Nothing."""
+
+    with answers_once(Closed) as port:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+        assert doctor_command.hub().state == "ok"
+
+
 def test_a_wrong_flag_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"unknown flag --jsn; did you mean --json\?"):
         run(["doctor", "--jsn"])
