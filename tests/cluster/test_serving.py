@@ -19,6 +19,9 @@ from tests.cluster.load import Plan, run_streams
 from tests.cluster.release import ADMIN_PORT, NAME, HelmRelease
 from tests.waiting import until
 
+# The first one's set-up starts a cluster and asks for all undisturbed answers, which takes minutes of a slow machine.
+pytestmark = pytest.mark.timeout(300, func_only=True)
+
 SIZES_MAX = {"segue-router": 400e6, "segue-worker": 1.6e9}  # bytes
 
 
