@@ -422,7 +422,8 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     ),
     "is not needed: leave it out": (
         "--enable-chunked-prefill --jinja --guided-decoding-backend --structured-outputs-config "
-        "--grammar-backend --chat-template-content-format"
+        "--grammar-backend --chat-template-content-format --attention-backend --sampling-backend --flash-attn -fa "
+        "--task --runner --enable-log-requests --mlock --no-mmap"
     ),
     "is --context-len here": ("--ctx-size -c --context-length"),
     "is not needed: prefix caches are always on; a request's cache_salt keeps its own apart": (
@@ -459,6 +460,9 @@ _FLAGS = {  # by the answer, the end of a sentence that begins with the flag
     ),
     "is not needed: /metrics is on the admin port": ("--enable-metrics --metrics"),
     "is a field of a request here": ("--seed"),
+    "is max_tokens of a request here": ("--n-predict --predict -n"),
+    "is the variable HF_TOKEN here, so that no list of processes shows it": ("--hf-token -hft"),
+    "is always on here: /debug/requests of the admin port": ("--slots"),
     "is --threads here": ("-t"),
     "is not needed: --prefill N and --decode N say how many processes of each there are": (
         "--disaggregation-mode --disaggregation-transfer-backend --kv-transfer-config"

@@ -27,7 +27,7 @@ from shared.engine.gguf.convert import DEFAULT_MODEL, is_converted
 from shared.local.demo_model import DEFAULT_HUB_ID, demo_gguf
 from shared.model_cache.gguf import PrintLine, convert_in_a_child
 from shared.model_cache.hub import UNWANTED, WANTED, is_wanted
-from shared.primitives.errors import ModelError
+from shared.primitives.errors import ModelError, StartError
 
 HUB_SECONDS_MAX = 8.0  # to learn whether the Hub knows the model; name resolution has no timeout of its own
 CONVERSION_BYTES = 1 << 30  # free space on the disk without which no conversion starts
@@ -38,13 +38,18 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def cache_folder() -> Path:
-    """Where converted models live: `$XDG_CACHE_HOME/segue`, else `~/.cache/segue`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
+    """Where converted models live: `$XDG_CACHE_HOME/segue`, else `~/.cache/segue`. Raises StartError without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "segue"
+    except RuntimeError:  # a user of a container who has a number alone
+        raise StartError(
+            "this user has no home folder: set HOME, or XDG_CACHE_HOME, to one that they may write"
+        ) from None
 
 
 def name_of(model: str) -> str:
     """What clients call a model without `--served-model-name`."""
-    path = Path(model)
+    path = Path(model).expanduser()
     return path.resolve().name.removesuffix(".gguf") if path.exists() else model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +16,9 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from shared.local import model_store
 from shared.local.cli import run
-from shared.local.model_store import models, name_of, pull, resolve
+from shared.local.model_store import cache_folder, models, name_of, pull, resolve
 from shared.model_cache.hub import UNWANTED, WANTED, is_wanted
-from shared.primitives.errors import ConfigError, ModelError
+from shared.primitives.errors import ConfigError, ModelError, StartError
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "hidden_size": 8, "intermediate_size": 16,
@@ -49,6 +50,21 @@ def test_a_folder_is_called_by_its_last_part_and_an_id_by_itself(folder: Path) -
     assert name_of(str(folder)) == folder.name
     assert name_of("org/name") == "org/name"
     assert name_of("smollm2") == "smollm2"
+
+
+def test_a_folder_of_the_users_home_has_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert name_of("~/tiny") == "tiny"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `docker run --user 12345` gives one: a number without an entry in passwd, and no HOME."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 12345)
+    with pytest.raises(StartError, match="this user has no home folder: set HOME, or XDG_CACHE_HOME"):
+        cache_folder()
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nothing", "no-such-name", "a/b/c", ""])
