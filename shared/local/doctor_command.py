@@ -30,8 +30,8 @@ from shared.engine.checkpoint.transformers_config import FallbackConfig
 from shared.engine.native.build import choose
 from shared.local.gpu_links import described, has_slow, links_in, read_topology
 from shared.local.model_store import CONVERSION_BYTES, cache_folder, resolve
-from shared.local.shapes import built_for_cuda, gpus_of, gpus_to_use
-from shared.local.up import NVIDIA, needed_bytes, require_memory, why_not_ours
+from shared.local.shapes import built_for_cuda, gpus_of, gpus_to_use, has_driver
+from shared.local.up import needed_bytes, require_memory, why_not_ours
 from shared.primitives.errors import DoctorError, ModelError, StartError
 from shared.process.resources import memory_budget, usable_cores
 
@@ -123,7 +123,7 @@ def instructions() -> Finding:
 
 def gpu() -> Finding:
     """Whether an NVIDIA driver is loaded, and how its GPUs reach each other; none is no fault."""
-    if not NVIDIA.exists():
+    if not has_driver():
         return Finding("GPU", "ok", "none: the CPU computes")
     _, why_none = gpus_to_use("auto", gpus_of(os.environ), with_cuda=built_for_cuda())
     if why_none:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from shared.primitives.errors import ConfigError
 
 DEVICES = Path("/dev")
+WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")  # Windows' own; /dev has no node for each of its GPUs
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -33,11 +34,21 @@ class Shape(NamedTuple):
 ONE_GPU_EACH = Shape(1, 1)
 
 
-def gpus_of(environ: Mapping[str, str], devices: Path = DEVICES) -> list[str]:
-    """The GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; [] without NVIDIA's driver."""
+def has_driver(devices: Path = DEVICES, wsl_driver: Path = WSL_DRIVER) -> bool:
+    """Whether NVIDIA's driver is loaded, or that of the Windows around a WSL is there."""
+    return (devices / "nvidiactl").exists() or wsl_driver.exists()
+
+
+def gpus_of(environ: Mapping[str, str], devices: Path = DEVICES, wsl_driver: Path = WSL_DRIVER) -> list[str]:
+    """The GPUs that processes may use, as `CUDA_VISIBLE_DEVICES` names them; [] without NVIDIA's driver.
+
+    In a WSL the first one, unless that variable names others.
+    """
     found = sorted(
         int(name[6:]) for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", name := path.name)
     )
+    if not found and wsl_driver.exists():
+        found = [0]
     if found and environ.get(VISIBLE) is not None:
         return [name.strip() for name in environ[VISIBLE].split(",") if name.strip() not in ("", "-1")]
     return [str(number) for number in found]

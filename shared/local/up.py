@@ -37,6 +37,7 @@ from shared.local.shapes import (
     gpus_for,
     gpus_of,
     gpus_to_use,
+    has_driver,
     require_gpus,
     shape_of,
 )
@@ -51,7 +52,6 @@ from shared.worker.worker_config import WorkerConfig
 KEY_NAME = "default"  # of --api-key, in metrics and logs
 PREFILL_NICE = 2  # a running stream goes first; more would starve prompts, and decode would run half empty
 WORKERS: tuple[Role, ...] = ("prefill", "decode")
-NVIDIA = Path("/dev/nvidiactl")  # there once the driver is loaded
 KILL_TOKEN_BYTES = 24
 WEIGHT_BYTES_MIN = 2  # of the smallest dtype; a worker knows its own and checks again, with the KV pages
 
@@ -62,7 +62,7 @@ def up(settings: LocalSettings, console: StartupConsole) -> None:
     settings, shape = shaped(settings, len(gpus))
     config = settings.config
     require_gpus(len(gpus), Shape(config.prefill, config.decode), settings.gpus_each)
-    if config.device == "cuda" and not NVIDIA.exists():
+    if config.device == "cuda" and not has_driver():
         raise StartError(
             "--device cuda needs an NVIDIA GPU and its driver; this machine has none: leave it out"
         )

@@ -60,13 +60,13 @@ def test_the_doctor_says_how_gpus_reach_each_other(
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(doctor_command, "NVIDIA", tmp_path)
+    monkeypatch.setattr(doctor_command, "has_driver", lambda: True)
     assert read_topology() == topology
     found = doctor_command.gpu()
     assert (found.state, words in found.found) == (status, True)
     assert bool(found.remedy) == (status == "warn")
 
 
-def test_without_a_driver_there_is_nothing_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_command, "NVIDIA", tmp_path / "none")
+def test_without_a_driver_there_is_nothing_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_command, "has_driver", lambda: False)
     assert doctor_command.gpu().found == "none: the CPU computes"

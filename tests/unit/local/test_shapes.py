@@ -14,6 +14,7 @@ from shared.local.shapes import (
     gpus_for,
     gpus_of,
     gpus_to_use,
+    has_driver,
     names_cuda,
     require_gpus,
     shape_of,
@@ -61,6 +62,16 @@ def test_gpus_are_the_devices_of_the_driver_that_may_be_used(tmp_path: Path) -> 
     assert gpus_of({}, tmp_path) == ["0", "2", "10"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": "2, GPU-7"}, tmp_path) == ["2", "GPU-7"]
     assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == []
+
+
+def test_in_a_wsl_the_driver_is_that_of_windows(tmp_path: Path) -> None:
+    driver = tmp_path / "libcuda.so.1"
+    assert not has_driver(tmp_path, driver)
+    driver.touch()
+    assert has_driver(tmp_path, driver)
+    assert gpus_of({}, tmp_path, driver) == ["0"]
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": "1,2"}, tmp_path, driver) == ["1", "2"]
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": ""}, tmp_path, driver) == []
 
 
 @pytest.mark.parametrize(
