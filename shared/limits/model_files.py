@@ -44,13 +44,7 @@ _MOST = [  # by a field's name, the first that fits: transformers' classes have 
 def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
     """The JSON object in `path`; `ModelError` if it is missing, too large or not an object."""
     try:
-        with path.open("rb") as file:
-            text = file.read(bytes_max + 1)
-        if len(text) > bytes_max:
-            raise ModelError(
-                f"{path} has more than {bytes_max >> 20} MiB, the most that such a file may have"
-            )
-        content = json.loads(text)
+        content = json.loads(_read(path, bytes_max))
     except FileNotFoundError:
         raise ModelError(
             f"{path.parent} holds no {path.name}: expected a Hugging Face model folder"
@@ -67,17 +61,19 @@ def read_json(path: Path, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
 def read_text(path: Path, bytes_max: int) -> str:
     """The text in `path`; `ModelError` if it is missing, too large or not UTF-8."""
     try:
-        with path.open("rb") as file:
-            text = file.read(bytes_max + 1)
-        if len(text) > bytes_max:
-            raise ModelError(
-                f"{path} has more than {bytes_max >> 20} MiB, the most that such a file may have"
-            )
-        return text.decode()
+        return _read(path, bytes_max).decode()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} should be text in UTF-8: byte {error.start} is not") from None
+
+
+def _read(path: Path, bytes_max: int) -> bytes:
+    with path.open("rb") as file:
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise ModelError(f"{path} has more than {bytes_max >> 20} MiB, the most that such a file may have")
+    return content
 
 
 def read_config(folder: Path) -> dict[str, Any]:
